@@ -7,7 +7,7 @@ VENV_VERL ?= .venv-verl
 VERL := $(VENV_VERL)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-lm test-processors test-oldest-processor test-verl install-verl campaign bench pages docs docs-serve release check format picture clean
+.PHONY: help install demo test test-lm test-processors test-oldest-processor test-newest-trl faults test-verl install-verl campaign bench pages docs docs-serve release check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 18
 
@@ -53,6 +53,15 @@ test-oldest-processor: $(VENV)/.dev ## The first of them: no vector instructions
 	ATEN_CPU_CAPABILITY=default TORCHINDUCTOR_CACHE_DIR=$(VENV)/.inductor-default OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest -n 2 $(SENSITIVE) $(ARGS)
 
+faults: $(VENV)/.dev ## Plant faults in copies of the code, and see that the test of each fails
+	$(BIN)/python tests/plant_faults.py $(ARGS)
+
+NEWEST := $(VENV)-newest-trl
+test-newest-trl: ## Test the engine with TRL's newest release, in an environment of its own
+	$(MAKE) install VENV=$(NEWEST)
+	$(NEWEST)/bin/python -m pip --disable-pip-version-check install -q --upgrade trl
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n 2 tests/test_contract.py tests/test_methods.py tests/engines $(ARGS)
+
 # verl needs an environment of its own: it cannot live beside TRL, and a CPU needs vLLM's CPU build. The list of
 # packages is complete, hence --no-deps; bytecode, once, because Ray starts a dozen processes in every run.
 $(VENV_VERL)/.packages: constraints-verl.txt
@@ -75,13 +84,13 @@ test-verl: $(VENV_VERL)/.project ## Train for real with unmodified verl on the C
 	TRL_PYTHON=$(abspath $(wildcard $(BIN)/python)) $(VERL) -m pytest tests/verl_cpu $(ARGS)
 
 campaign: $(VENV)/.dev ## Kill runs many times over: what is lost, what leaks
-	PYTHONPATH=src:.:tests OMP_NUM_THREADS=1 $(BIN)/python -m campaign --out docs/results/campaign.json --page docs/checkpoints.md $(ARGS)
+	PYTHONPATH=src:.:tests OMP_NUM_THREADS=1 $(BIN)/python -m campaign --out results/campaign.json --page docs/checkpoints.md $(ARGS)
 
 bench: $(VENV)/.dev ## Measure what each method costs beside plain GRPO, and make the pages again
 	$(BIN)/python -m benchmarks methods --out src/gear_rl/cli/method_costs.json $(ARGS)
 	$(MAKE) pages
 
-pages: $(VENV)/.dev ## Make the pages from docstrings and measured numbers again, before a release
+pages: $(VENV)/.dev ## Make the tables of README and the pages again, from docstrings and results/
 	$(BIN)/python -m benchmarks page
 
 docs: $(VENV)/.docs ## Build the documentation site into site/, every link checked
@@ -112,4 +121,4 @@ picture: $(VENV)/.trl ## Make the pictures of the documents again, from runs/dem
 	$(BIN)/gear view runs/errands/records.jsonl --number 41 --picture docs/agent.svg
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(VENV_VERL) site .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(VENV_VERL) site .pytest_cache .ruff_cache .hypothesis

@@ -189,8 +189,9 @@ def words(
         str, typer.Option(help="Methods, with commas between them; floors and controls come by themselves.")
     ] = "gear,rlsd,entropy_forks",
     data: Annotated[
-        str, typer.Option(help="Rows with a worked solution: word-problems/KIND or reasoning-gym/chain_sum.")
-    ] = "word-problems/bare",
+        str,
+        typer.Option(help="Rows with a worked solution: package.module:function or reasoning-gym/chain_sum."),
+    ] = "benchmarks.word_problems:bare",
     split: Annotated[str, typer.Option(help="test, to report; train, to choose settings.")] = "test",
     n: Annotated[int, typer.Option(help="Wrong completions, of as many problems.")] = 200,
     length: Annotated[int, typer.Option(help="Tokens of a completion, at most.")] = 48,
@@ -221,11 +222,18 @@ def words(
 
 @app.command()
 @user_errors
-def coverage(as_json: AsJson = False, out: Out = None) -> None:
-    """Which interval of the share of the oracle's gain holds where runs are lost; a simulation."""
+def coverage(
+    runs: Annotated[Path, typer.Option(help="GRPO's runs: a file of `benchmarks rates`.")] = Path(
+        "results/rates_codebook.json"
+    ),
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """How often intervals hold where rates are chosen and runs are lost; a simulation."""
     from benchmarks import coverage as experiment
 
-    deliver(measured(experiment.coverage), experiment.coverage_cells, out, as_json)
+    result = measured(lambda say: experiment.coverage(say, runs))
+    deliver(result, experiment.coverage_cells, out, as_json)
 
 
 @app.command()
@@ -259,19 +267,16 @@ def rates(
 @app.command()
 @user_errors
 def page() -> None:
-    """Make the tables of docs/methods.md and docs/benchmarks.md from what was measured."""
+    """Make the tables of README and the pages from results/ and what was measured."""
     import json
 
     from benchmarks.methods_page import methods_page
-    from benchmarks.page import renewed
+    from benchmarks.page import renew_pages
     from gear_rl.cli.methods import COSTS
 
-    docs = Path("docs")
-    costs = json.loads(COSTS.read_text(encoding="utf-8"))
-    methods, costly = docs / "methods.md", docs / "benchmarks.md"
+    methods, costs = Path("docs/methods.md"), json.loads(COSTS.read_text(encoding="utf-8"))
     methods.write_text(methods_page(methods.read_text(encoding="utf-8"), costs), encoding="utf-8")
-    costly.write_text(renewed(costly.read_text(encoding="utf-8"), docs / "results"), encoding="utf-8")
-    out_console.print(f"wrote {methods} and {costly}", highlight=False)
+    out_console.print(f"wrote {methods}, {', '.join(path.name for path in renew_pages())}", highlight=False)
 
 
 def _check_groups(rollouts: int) -> None:

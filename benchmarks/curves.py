@@ -5,7 +5,6 @@ of rollouts stays.
 """
 
 # matplotlib is partly untyped.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.results import Cells
+from benchmarks.tables import lines_of
 from gear_rl.cli.compare import run_plan_with_bar
 from gear_rl.lab.compare import compared, plan_of
 from gear_rl.view.picture import figure_style, write_figure
@@ -54,14 +54,15 @@ def curves(
         budget = {"steps": TOTAL // rollouts, "rollouts": rollouts}
         plan = plan_of(methods, seeds=seeds, task=TASK, tier=tier, **budget)
         cells = folder / place / "cells"
-        rows, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
-        document = compared(plan, rows, tuned, command=command)
-        one = {key: value for key, value in document["comparisons"][0].items() if key != "cells"}
+        ran, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
+        findings = compared(plan, ran, tuned, command=command)
+        assert findings.comparison is not None
+        one = findings.comparison.model_dump(mode="json", exclude={"cells"})
         decisions = next(number for number, name in DECISIONS.items() if name == tier)
-        point = {"decisions": decisions, "rollouts": rollouts, "use": document["settings"]["use"]}
-        point |= {"rates": document["settings"]["rates"]} | one
+        point = {"decisions": decisions, "rollouts": rollouts, "use": findings.settings["use"]}
+        point |= {"rates": tuned} | one
         settings = {spec.name: spec.resolved for spec in plan.reported()}
-        found.append(point | {"resolved": settings, "versions": document["versions"]})
+        found.append(point | {"resolved": settings, "versions": findings.versions})
         yield {"task": TASK, "total": TOTAL, "seeds": seeds, "command": command, "points": list(found)}
 
 
@@ -101,6 +102,29 @@ def curves_cells(result: Mapping[str, Any]) -> Cells:
     reports = [str(p["decisions"]) for p in result["points"] if p["use"] == "reporting"]
     below = [f"{', '.join(reports)} decisions: reports only; the others chose."] if reports else []
     return Cells(title, ("", "GRPO", *names[1:]), list(dict.fromkeys(rows)), below)
+
+
+def gains_table(result: Mapping[str, Any]) -> str:
+    """The gains of the oracle and of gear as lines of a page.
+
+    Bold: the interval excludes 0, and the rate is GRPO's, which was run at no other (the oracle is a reference).
+    """
+    rows = [("decisions, rollouts a step", "GRPO", "`oracle`", "`gear`"), ("---",) * 4]
+    points = [point for axis in AXES for point in curve(result, axis)]
+    for n, point in enumerate(points):
+        if point in points[:n]:
+            continue
+        verdicts = {v["method"]: v for v in point["verdicts"]}
+        only = " (reports only)" if point["use"] == "reporting" else ""
+        place = f"{point['decisions']}, {point['rollouts']}{only}"
+        gains: list[str] = []
+        for v in (verdicts["oracle"], verdicts["gear"]):
+            low, high = v["difference_interval"]
+            same = point["rates"][v["method"]]["rate"] == point["rates"]["uniform"]["rate"]
+            bold = "**" * (low > 0 and (same or v["method"] == "oracle"))
+            gains.append(f"{bold}{v['difference']:+.3f}{bold} ({low:+.2f} to {high:+.2f})")
+        rows.append((place, f"{verdicts['uniform']['mean']:.3f}", *gains))
+    return lines_of(rows)
 
 
 def _gain(verdict: Mapping[str, Any] | None) -> str:

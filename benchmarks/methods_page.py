@@ -1,12 +1,11 @@
 """The page ``docs/methods.md``: docstrings and settings of the methods, and the costs that were measured."""
 
-import ast
 import inspect
 import re
 from typing import Any
 
 from gear_rl.methods import METHODS
-from gear_rl.runs.config import settings_of
+from gear_rl.settings import settings_of
 from gear_rl.signals.signal import names_of
 from gear_rl.traits import distillation_of, engine_settings_of
 
@@ -72,22 +71,14 @@ def _section(cls: Any, settings: list[str]) -> str:
 def _settings(cls: Any) -> dict[str, str]:
     """Name of each setting, and its line."""
     lines: dict[str, str] = {}
-    for setting in settings_of(cls):
-        text = _text(cls, setting["name"])
+    for setting in settings_of(cls, mark="`"):
+        text = setting["help"]
         choices: list[str] = setting["choices"] or []
         if any(choice not in text for choice in choices):
             text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
         default = str(setting["default"]).replace("\n", r"\n")
         lines[setting["name"]] = f"* `{setting['name']}` (`{default}`): {text}"
     return lines
-
-
-def _text(cls: Any, field: str) -> str:
-    """The text under a field, with the marks of its code; ``settings_of`` drops them for a terminal."""
-    bases: tuple[type, ...] = cls.__mro__
-    source = "".join(inspect.getsource(base) for base in bases if hasattr(base, "__dataclass_fields__"))
-    found = re.search(rf'^    {field}: [^\n]*\n    (""".*?""")', source, re.MULTILINE | re.DOTALL)
-    return "" if found is None else " ".join(ast.literal_eval(found[1]).split()).replace("``", "`")
 
 
 def _shortened(settings: dict[str, str], before: dict[str, dict[str, str]]) -> list[str]:

@@ -1,25 +1,64 @@
-"""The tables of ``docs/benchmarks.md``, made from the JSON files; the prose is written by hand."""
+"""What is made of a page: the text between ``<!-- NAME -->`` and ``<!-- /NAME -->``; the rest is hand-written."""
 
 import json
 import re
 from pathlib import Path
 
+from benchmarks.coverage import coverage_cells
+from benchmarks.curves import gains_table
 from benchmarks.signals import signals_cells
 from benchmarks.step import step_cells
+from benchmarks.tables import RESULTS, TABLES
+from gear_rl.lab.plots import drawings, write_png
+from gear_rl.lab.report import read_runs
 
-TABLES = {"signals": signals_cells, "step": step_cells}
-"""The table of each mark; its numbers are in ``bench_NAME.json``."""
+ROOT = RESULTS.parent
+MEASURED = {
+    "signals": (signals_cells, "bench_signals"),
+    "step": (step_cells, "bench_step"),
+    "coverage": (coverage_cells, "coverage"),
+}
+"""The table of a mark, and the file of its numbers."""
+PAGES = (
+    "README.md",
+    "docs/results/README.md",
+    "docs/language-model.md",
+    "docs/which-method.md",
+    "docs/benchmarks.md",
+    "docs/laboratory.md",
+)
+FIGURES = ("codebook_hard_catalogue", "sums_32")
+"""Comparisons whose ends are drawn."""
 
 
-def renewed(page: str, results: Path) -> str:
-    """The page with the text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` made from the folder of results.
+def renewed(page: str) -> str:
+    """The page with all that is made, made anew; ``KeyError`` for a mark of no table.
 
-    >>> renewed("A page without marks.", Path("docs/results"))
+    >>> renewed("A page without marks.")
     'A page without marks.'
     """
+    return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- /\1 -->", _made, page, flags=re.DOTALL)
 
-    def made(mark: re.Match[str]) -> str:
-        result = json.loads((results / f"bench_{mark[1]}.json").read_text(encoding="utf-8"))
-        return f"<!-- {mark[1]} -->\n{TABLES[mark[1]](result).markdown(result)}<!-- /{mark[1]} -->"
 
-    return re.sub(rf"<!-- ({'|'.join(TABLES)}) -->\n.*?<!-- /\1 -->", made, page, flags=re.DOTALL)
+def _made(mark: re.Match[str]) -> str:
+    name = mark[1]
+    if name in MEASURED:
+        cells_of, file = MEASURED[name]
+        result = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
+        text = cells_of(result).markdown(result)
+    elif name == "curves":
+        text = gains_table(json.loads((RESULTS / "curves.json").read_text(encoding="utf-8")))
+    else:
+        text = TABLES[name].markdown()
+    return f"<!-- {name} -->\n{text}<!-- /{name} -->"
+
+
+def renew_pages() -> list[Path]:
+    """Write all pages and their figures anew."""
+    for name in FIGURES:
+        final, *_ = drawings(read_runs(RESULTS / f"{name}.jsonl"))
+        write_png(final, ROOT / "docs" / "results" / f"{name}.png")
+    paths = [ROOT / page for page in PAGES]
+    for path in paths:
+        path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return paths

@@ -1,8 +1,6 @@
 """The competitors of the signals benchmark: ours, TRL's and full logits, from the same operands."""
 
 # TRL's kernels are untyped.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
 
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``benchmarks prm``: a process reward model of the codebook, trained on right and random codes."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,7 +4,6 @@ Every rule is played with every choice among the seeds that were run, and judged
 """
 
 # numpy and scipy are partly untyped.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -39,9 +38,9 @@ def rates(plan: Plan, tried: Sequence[float], seeds: int, folder: Path, jobs: in
         for spec in plan.tuning(method, tried)[:: len(plan.tuning(method, tried[:1]))]
     ]
     ends: dict[str, dict[float, dict[int, tuple[float, float]]]] = {}
-    for row in run_cells(specs, folder, jobs=jobs):
-        seeds_of = ends.setdefault(row["method"], {}).setdefault(row["rate"], {})
-        seeds_of[row["seed"]] = (row["accuracy_before"], row["accuracy_after"])
+    for spec, cell in zip(specs, run_cells(specs, folder, jobs=jobs), strict=True):
+        if reached := cell.ends("accuracy"):
+            ends.setdefault(spec.name, {}).setdefault(spec.rate, {})[spec.seed] = reached
     played = {
         f"{name} of {count}": {method: play(of_rate, rule, count) for method, of_rate in ends.items()}
         for name, rule in RULES.items()

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 GEAR = [sys.executable, "-c", "from gear_rl.cli import main; main()"]
 TASKS = ("chain", "codebook", "errands")
@@ -115,9 +115,8 @@ def fingerprints(folder: Path) -> dict[str, str]:
 def without_clocks(value: Any) -> Any:
     """The same value without what differs between two runs of one version."""
     if isinstance(value, dict):
-        entries = cast(dict[str, Any], value)
-        return {k: without_clocks(v) for k, v in entries.items() if not any(clock in k for clock in CLOCKS)}
-    return [without_clocks(item) for item in cast(list[Any], value)] if isinstance(value, list) else value
+        return {k: without_clocks(v) for k, v in value.items() if not any(clock in k for clock in CLOCKS)}
+    return [without_clocks(item) for item in value] if isinstance(value, list) else value
 
 
 def digest_of(value: Any) -> str:

@@ -1,8 +1,5 @@
 """A method's whole training step over GRPO's, the trainers taking turns step by step."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 import statistics
 import tempfile
 import threading
@@ -23,8 +20,9 @@ from benchmarks.measure import now
 from benchmarks.results import Cells
 from gear_rl.errors import InputError
 from gear_rl.lab.own import QUIET
+from gear_rl.method_builder import build_method
 from gear_rl.runs.arena import arena_config, rewards_for
-from gear_rl.runs.config import RunConfig, build_method
+from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.trainer import make_trainer
 from gear_rl.signals.passes import ModelPasses

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.results import Cells
 from gear_rl.credit.contexts import render
-from gear_rl.data.rewards.catalogue import load_reward
+from gear_rl.data.rewards.catalogue import Reward, load_reward
 from gear_rl.data.rows import load_rows
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.errors import InputError
@@ -45,9 +45,9 @@ Say = Callable[[str], None]
 class Words:
     """One run of the experiment.
 
-    >>> data = "word-problems/prices/bare"
+    >>> data = "benchmarks.word_problems:bare"
     >>> Words(model="runs/warm", data=data, split="test", n=200, runs=Path("runs/words")).file.name
-    'wrong-word-problems-prices-bare-test-200.json'
+    'wrong-benchmarks.word_problems-bare-test-200.json'
     """
 
     model: str
@@ -65,7 +65,7 @@ class Words:
     @property
     def file(self) -> Path:
         """The completions."""
-        return self.runs / f"wrong-{self.data.replace('/', '-')}-{self.split}-{self.n}.json"
+        return self.runs / f"wrong-{re.sub('[/:]', '-', self.data)}-{self.split}-{self.n}.json"
 
 
 def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -103,7 +103,8 @@ def wrong_completions(task: Words) -> dict[str, Any]:
     counts = dict.fromkeys(("sampled", "right", "other_words", "marked"), 0)
     found: dict[str, Any] = {"model": task.model, **counts, "rows": []}
     settings = ["--max_completion_length", str(task.length), "--per_device_train_batch_size", str(BATCH)]
-    name = task.data.partition("/")[0]
+    family, colon, _ = re.split("([/:])", task.data, maxsplit=1)
+    name = f"{family}:reward" if colon == ":" else family  # a module has its own
     config, reward = teacher_config(None, task.model, task.data, name, settings), load_reward(name)
     with tempfile.TemporaryDirectory(prefix="gear-words-") as folder:
         trainer = make_trainer(sampling_config(config, SAMPLES, folder))
@@ -123,7 +124,7 @@ def _keep_wrong(
     found: dict[str, Any],
     rows: Sequence[dict[str, Any]],
     texts: Sequence[str],
-    reward: Callable[..., list[float | None]],
+    reward: Reward,
 ) -> None:
     """The first marked one of each row: two of one problem would not be independent."""
     for place, row in enumerate(rows):

@@ -14,11 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gear_rl import CreditAssigner, Gear, group_relative_advantage, token_advantages
+from gear_rl import (
+    CreditAssigner,
+    CreditConfig,
+    Gear,
+    LocalEngine,
+    group_relative_advantage,
+    make_teacher,
+    token_advantages,
+)
 from gear_rl.arena import chain
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
-from gear_rl.credit.config import CreditConfig
-from gear_rl.signals.teacher import make_teacher
 
 GROUP, PROMPTS, NEW_TOKENS, CLIP = 8, 8, 48, 0.2
 
@@ -42,7 +48,13 @@ def train(
     """Train the arena's model; returns the mean reward of each step's rollouts, which it prints too."""
     torch.manual_seed(seed)
     model, tokenizer = load()
-    teacher = make_teacher("base", model)
+    engine = LocalEngine(
+        model,
+        tokenizer,
+        teacher=make_teacher("base", model),
+        chat_template_kwargs=CHAT_TEMPLATE_KWARGS,
+        batch_size=64,
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     curve: list[float] = []
     for number in range(steps):
@@ -53,24 +65,16 @@ def train(
         texts = [tokenizer.decode(own, skip_special_tokens=True) for own in completions]
         rewards = chain.chain_reward(texts, [row["answer"] for row in rows])
 
-        metrics: dict[str, float] = {}
-        credit = token_advantages(
-            model,
-            tokenizer,
-            prompts=[row["prompt"] for row in rows],
-            completions=completions,
-            contexts=[row["privileged_context"] for row in rows],
+        rollouts = engine.rollouts(
+            rows,
+            completions,
             advantages=group_relative_advantage(torch.tensor(rewards), GROUP),
-            method=method,
-            config=CreditConfig(teacher_prompt_template=chain.TEMPLATE),
             group=[b // GROUP for b in range(len(rows))],
             rewards=rewards,
-            teacher=teacher,
-            chat_template_kwargs=CHAT_TEMPLATE_KWARGS,
-            batch_size=64,
             step=number,
-            log=metrics.update,
         )
+        config = CreditConfig(teacher_prompt_template=chain.TEMPLATE)
+        credit = token_advantages(rollouts, method, engine, config).credit
 
         logits = model(input_ids=ids, attention_mask=attention).logits[:, width - 1 : -1]
         logprob = logits.log_softmax(-1).gather(-1, ids[:, width:, None])[..., 0]
@@ -84,7 +88,7 @@ def train(
         optimizer.step()
 
         curve.append(sum(rewards) / len(rewards))
-        share = metrics.get("gear/segments/token_share", 0.0)
+        share = engine.metrics.get("gear/segments/token_share", 0.0)
         print(f"step {number + 1:3d}  reward {curve[-1]:.3f}  tokens in segments {share:.2f}", flush=True)
     return curve
 

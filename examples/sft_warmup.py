@@ -5,9 +5,10 @@ plain ones it answers from the problem alone, and the teacher, which is the same
 in its prompt, reads that context less. So a share of the demonstrations has the context in the prompt, in the
 teacher's own words.
 
-    python examples/sft_warmup.py --model smollm2 --dataset word-problems/bare --output_dir runs/warm
-    gear teacher --model runs/warm --data word-problems/bare --max_completion_length 48   # still informed?
-    gear train --model runs/warm --dataset word-problems/bare --reward word-problems --max_completion_length 48
+    export DATA=benchmarks.word_problems
+    python examples/sft_warmup.py --model smollm2 --dataset $DATA:bare --output_dir runs/warm
+    gear teacher --model runs/warm --data $DATA:bare --max_completion_length 48   # still informed?
+    gear train --model runs/warm --dataset $DATA:bare --reward $DATA:reward --max_completion_length 48
 
 Writes an adapter, which gear takes wherever it takes a model; with `--merged_dir runs/merged` a model without one
 too, which scores a quarter faster. Rows need the column of the privileged context (here `solution`): it is the
@@ -61,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="smollm2", help="a folder, a hub name or smollm2")
-    parser.add_argument("--dataset", default="word-problems/bare", help="as gear train takes it")
+    parser.add_argument("--dataset", default="benchmarks.word_problems:bare", help="as gear train takes it")
     parser.add_argument("--column", default="solution", help="demonstration and privileged context")
     parser.add_argument(
         "--shown", type=float, default=0.5, help="share of demonstrations that see the context"

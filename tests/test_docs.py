@@ -156,7 +156,7 @@ def test_the_diff_of_the_readme_trains(tmp_path, monkeypatch):
     small = (
         "max_steps=1, max_completion_length=4, use_cpu=True, bf16=False, report_to='none', save_strategy='no'"
     )
-    code = code.replace('"Qwen/Qwen3-0.6B"', repr(save_tiny_model(tmp_path / "model", [])))
+    code = code.replace('"Qwen/Qwen3-0.6B"', repr(save_tiny_model(tmp_path / "model")))
     names: dict[str, Any] = {}
     exec(code.replace('"runs/gsm8k"', f'"runs/gsm8k", {small}'), names)
     trainer = names["trainer"]

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from engines.probing import Probe
-from gear_rl import Gear, token_advantages
+from gear_rl import CreditConfig, Gear, LocalEngine, make_teacher, token_advantages
 from gear_rl.arena import model as arena
-from gear_rl.credit.config import CreditConfig
 from gear_rl.methods import AntiSd, Cast, Gigpo, MtGrpo, Opsd, Raft, StepScores, Uniform
-from gear_rl.signals.teacher import make_teacher
 
 FILE = Path(__file__).parent.parent / "examples" / "loop.py"
 
@@ -30,35 +28,44 @@ def test_the_loop_without_a_trainer_learns(capsys):
     )
 
 
-def test_a_loop_of_ones_own_keeps_the_means_that_a_method_follows():
-    """AntiSD's gate measures its threshold in the first batch, and needs it in the second."""
-    model, tokenizer = arena.load()
-    prompt, means = [{"role": "user", "content": "12 +5 x2"}], list[float]()
-    ids = tokenizer("12 +5 = 17 ; 17 x2 = 35 ; ans 35<|im_end|>")["input_ids"]
-
-    def call(method):
-        return token_advantages(
-            model, tokenizer, [prompt], [ids], ["12 +5 = 17"], torch.ones(1), method, means=means
-        ).advantage
-
-    method = AntiSd(warmup_steps=1)
-    first = call(method)
-    assert len(means) == 1 and not torch.equal(first, torch.ones_like(first))
-    means[0] *= 20  # the teacher was far less sure once
-    assert torch.equal(call(method), torch.ones_like(first)) and len(means) == 2
-
-
 PROMPT = [{"role": "user", "content": "12 +5 x2"}]
 TEXTS = ("12 +5 = 17 ; 17 x2 = 35 ; ans 35<|im_end|>", "12 +5 = 17 ; 17 x2 = 34 ; ans 34<|im_end|>")
+ROW = {"prompt": PROMPT, "solution": "12 +5 = 17"}
+LIVE = CreditConfig(teacher_model_kind="live")
 
 
-def credited(method, **given):
-    """The credit of two completions of one prompt, the first of which is wrong."""
+def resulting(method, config=None, changes=None, **given):
+    """The result for two completions of one prompt, the first of which is wrong."""
     model, tokenizer = arena.load()
-    ids = [tokenizer(text)["input_ids"] for text in TEXTS]
-    usual = {"prompts": [PROMPT] * 2, "completions": ids, "contexts": ["12 +5 = 17"] * 2}
-    given = {**usual, "advantages": torch.tensor([-1.0, 1.0]), "method": method, **given}
-    return token_advantages(model, tokenizer, **given).advantage
+    engine = LocalEngine(model, tokenizer, **(changes or {}))
+    usual = {"rows": [ROW] * 2, "completions": [tokenizer(text)["input_ids"] for text in TEXTS]}
+    rollouts = engine.rollouts(**{**usual, "advantages": torch.tensor([-1.0, 1.0]), **given})
+    return token_advantages(rollouts, method, engine, config), engine
+
+
+def credited(method, config=None, changes=None, **given):
+    """The advantages alone."""
+    return resulting(method, config, changes, **given)[0].credit.advantage
+
+
+def test_a_loop_of_ones_own_keeps_the_means_that_a_method_follows():
+    """AntiSD's gate measures its threshold in the first batch, and needs it in the second."""
+    engine = LocalEngine(*arena.load())
+    ids = engine.tokenizer(TEXTS[0])["input_ids"]
+    rollouts = engine.rollouts([ROW], [ids], torch.ones(1))
+    method = AntiSd(warmup_steps=1)
+    first = token_advantages(rollouts, method, engine).credit.advantage
+    assert len(engine.means) == 1 and not torch.equal(first, torch.ones_like(first))
+    engine.means[0] *= 20  # the teacher was far less sure once
+    second = token_advantages(rollouts, method, engine).credit.advantage
+    assert torch.equal(second, torch.ones_like(first)) and len(engine.means) == 2
+
+
+def test_a_result_has_the_signals_and_tells_which_completions_are_the_methods_own():
+    result, engine = resulting(Gear(), LIVE, rows=[ROW, {"prompt": PROMPT}])
+    assert result.trusted_B.tolist() == [True, False]
+    assert result.signals.divergence[0].max() > 0 and (result.signals.divergence[1] == 0).all()
+    assert engine.metrics["gear/fallback/no_context"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -68,7 +75,7 @@ def credited(method, **given):
         (Opsd(), {}, "method: 'opsd' distils in the loss, which is yours; set sampled=True"),
         (Raft(), {"group": [0, 0]}, "group, rewards: 'raft' compares the completions of a group; give both"),
         (Gigpo(), {"rewards": [0.0, 1.0]}, "'gigpo' compares the completions of a group; give both"),
-        (Cast(), {"group": [0, 0], "rewards": [0, 1], "config": CreditConfig(teacher_model_kind="live")},
+        (Cast(), {"group": [0, 0], "rewards": [0, 1], "config": LIVE},
          "is the student itself"),
     ],
 )  # fmt: skip
@@ -79,21 +86,20 @@ def test_what_would_give_another_credit_is_refused(method, given, message):
 
 def test_a_prompt_that_is_templated_or_refused_is_named():
     """The context would stand behind the assistant's header; the template's error would be a traceback."""
-    _, tokenizer = arena.load()
-    templated = tokenizer.apply_chat_template(PROMPT, tokenize=False, add_generation_prompt=True)
-    config = CreditConfig(teacher_model_kind="live")
+    model, tokenizer = arena.load()
+    shown = tokenizer.apply_chat_template(PROMPT, tokenize=False, add_generation_prompt=True)
+    templated = {**ROW, "prompt": shown}
     with pytest.raises(
         ValueError, match=r"prompt: prompt 2, '<\|im_start\|>.* went through the chat template"
     ):
-        credited(Gear(), prompts=[PROMPT, templated], config=config)
-    assert credited(Uniform(), prompts=[templated] * 2).shape == credited(Uniform()).shape
-    model, _ = arena.load()
+        credited(Gear(), LIVE, rows=[ROW, templated])
+    assert credited(Uniform(), rows=[templated] * 2).shape == credited(Uniform()).shape
     tokenizer.chat_template = "{% if messages[1] %}{{ raise_exception('one message') }}{% endif %}" + "1"
-    prompts, ids, contexts = [PROMPT, PROMPT * 2], [[5], [6]], ["4", "4"]
+    rows = [ROW, {**ROW, "prompt": PROMPT * 2}]
     with pytest.raises(
         ValueError, match=r"template refuses prompt 2, user, user: '12 \+5 x2' \(one message\)"
     ):
-        token_advantages(model, tokenizer, prompts, ids, contexts, torch.ones(2), Uniform())
+        LocalEngine(model, tokenizer).rollouts(rows, [[5], [6]], torch.ones(2))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -104,15 +110,12 @@ def test_what_has_another_type_or_shape_is_named():
         credited(Uniform(), advantages=torch.ones(2, 1))
 
 
-LIVE = CreditConfig(teacher_model_kind="live")
-
-
 def test_a_method_that_reads_the_first_weights_needs_them():
     method = Probe(needs=("reference_logprob",))
     with pytest.raises(ValueError, match=r"reference: 'probe' reads .* make_teacher\('base', model\)"):
         credited(method)
     model, _ = arena.load()
-    assert credited(method, reference=make_teacher("base", model)).shape == (2, 10)
+    assert credited(method, changes={"reference": make_teacher("base", model)}).shape == (2, 10)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -122,18 +125,22 @@ def test_a_method_that_reads_the_first_weights_needs_them():
         ({"sampled": []}, "sampled: 0 entries for 2 completions; give one for each"),
         ({"sampled": [[True] * 10]}, "sampled: 1 entries for 2 completions"),
         ({"sampled": [[True] * 10, [True] * 9]}, "sampled: 9 entries for 10 tokens of completion 1"),
-        ({"contexts": None}, "contexts: None is no list; give one with an entry for each of 2 completions"),
-        ({"contexts": ["12 +5 = 17"]}, "contexts: 1 entries for 2 completions"),
-        ({"contexts": "17"}, "contexts: '17' is no list"),
-        ({"contexts": {"a": 1, "b": 2}}, "contexts: {'a': 1, 'b': 2} is no list"),
-        ({"prompts": [PROMPT]}, "prompts: 1 entries for 2 completions"),
-        ({"prompts": "12 +5 x2"}, r"prompts: '12 \+5 x2' is no list"),
-        ({"prompts": PROMPT * 2}, "prompts: {'role': .* is neither text nor a list of messages"),
+        ({"rows": None}, "rows: None is no list; give one with an entry for each of 2 completions"),
+        ({"rows": [ROW]}, "rows: 1 entries for 2 completions"),
+        ({"rows": "17"}, "rows: '17' is no list"),
+        ({"rows": ROW}, "rows: {'prompt': .* is no list"),
+        (
+            {"rows": [ROW, {"solution": "17"}]},
+            "rows: {'solution': '17'} has no prompt; give it text or a list",
+        ),
+        ({"rows": ["17", ROW]}, "rows: '17' has no prompt"),
+        ({"rows": [ROW, {"prompt": PROMPT[0]}]}, "rows: {'prompt': {'role': .* has no prompt"),
+        ({"logged": {"step_scores": [1.0]}}, "step_scores: 1 entries for 2 completions"),
         ({"advantages": [1.0]}, "advantages: 1 entries for 2 completions"),
         ({"advantages": [None, 1.0]}, r"advantages: \[None, 1.0\] is no list of numbers"),
         ({"rewards": ["a", "b"], "group": [0, 0]}, r"rewards: \['a', 'b'\] is no list of numbers"),
         ({"group": 0}, "group: 0 is no list"),
-        ({"teacher": "base"}, "teacher: 'base' is no Teacher; give one, or leave it out"),
+        ({"changes": {"teacher": "base"}}, "teacher: 'base' is no Teacher; give one, or leave it out"),
         ({"completions": []}, "completions: there are none"),
         ({"completions": [5, 6]}, "completions: '5' in completion 0 is no token .* give lists of ids"),
         ({"completions": [*TEXTS]}, "completions: '12 .*' in completion 0 is no token of the model's"),
@@ -142,8 +149,7 @@ def test_a_method_that_reads_the_first_weights_needs_them():
             "completions: -100 in completion 0 is no token .* mark by sampled",
         ),
         ({"completions": [[5], [10**6]]}, "completions: 1000000 in completion 1 is no token"),
-        ({"batch_size": 0}, "batch_size: 0; give 1 or more"),
-        ({"log": {}}, r"log: {} is not called; give a function of the metrics, such as metrics.update"),
+        ({"changes": {"batch_size": 0}}, "batch_size: 0; give 1 or more"),
     ],
 )
 def test_a_list_of_another_length_and_an_id_that_is_none_are_named(given, message):
@@ -156,7 +162,7 @@ def test_a_tokenizer_without_padding_is_named():
     model, tokenizer = arena.load()
     tokenizer.pad_token = None
     with pytest.raises(ValueError, match=r"tokenizer: .*set tokenizer\.pad_token = tokenizer\.eos_token"):
-        token_advantages(model, tokenizer, [PROMPT], [[5]], ["17"], torch.ones(1), Gear(), config=LIVE)
+        LocalEngine(model, tokenizer)
 
 
 def test_advantages_and_marks_may_be_lists_or_tensors_and_a_completion_without_context_keeps_its_own():
@@ -164,27 +170,27 @@ def test_advantages_and_marks_may_be_lists_or_tensors_and_a_completion_without_c
     assert torch.equal(tensor, credited(Gear(), config=LIVE, advantages=[-1.0, 1.0]))
     marks = torch.ones(2, 10, dtype=torch.bool)
     assert torch.equal(tensor, credited(Gear(), config=LIVE, sampled=marks))
-    kept = credited(Gear(), config=LIVE, contexts=["12 +5 = 17", None])
+    kept = credited(Gear(), config=LIVE, rows=[ROW, {"prompt": PROMPT, "solution": None}])
     assert torch.allclose(kept[0], tensor[0]) and torch.equal(kept[1], torch.ones_like(kept[1]))
 
 
 def test_a_context_beyond_the_models_positions_falls_back_and_is_counted():
     model, _ = arena.load()
-    metrics: dict[str, float] = {}
-    long = "12 " * model.config.max_position_embeddings
-    kept = credited(Gear(), config=LIVE, contexts=[long, "12 +5 = 17"], log=metrics.update)
-    assert metrics["gear/fallback/long_context"] == 1.0 and torch.equal(kept[0], -torch.ones_like(kept[0]))
+    long = {**ROW, "solution": "12 " * model.config.max_position_embeddings}
+    result, engine = resulting(Gear(), LIVE, rows=[long, ROW])
+    kept = result.credit.advantage[0]
+    assert engine.metrics["gear/fallback/long_context"] == 1.0 and torch.equal(kept, -torch.ones_like(kept))
 
 
 def test_the_teacher_that_is_made_before_the_first_step_is_read():
-    live = credited(Gear(), config=CreditConfig(teacher_model_kind="live"))
+    live = credited(Gear(), LIVE)
     other, _ = arena.load()
-    same = credited(Gear(), teacher=make_teacher("base", other))
+    same = credited(Gear(), changes={"teacher": make_teacher("base", other)})
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.1)
     assert torch.equal(live, same)
-    assert not torch.equal(live, credited(Gear(), teacher=make_teacher("base", other)))
+    assert not torch.equal(live, credited(Gear(), changes={"teacher": make_teacher("base", other)}))
 
 
 def test_groups_have_any_names_and_a_reward_may_be_missing():
@@ -196,10 +202,12 @@ def test_groups_have_any_names_and_a_reward_may_be_missing():
 
 
 def test_scores_of_steps_and_tokens_that_were_not_sampled():
-    own = credited(StepScores(steps="tokens", use="weights"), step_scores=[[0.0] * 9 + [1.0], [1.0] * 10])
+    own = credited(
+        StepScores(steps="tokens", use="weights"), logged={"step_scores": [[0.0] * 9 + [1.0], [1.0] * 10]}
+    )
     assert own[0, -1] == 0 and (own[0, :-1] < -1).all()
     sampled = [[True] * 4 + [False] * 2 + [True] * 4] * 2
-    turns = credited(
-        MtGrpo(), group=[0, 0], rewards=[0.0, 1.0], sampled=sampled, turn_rewards=[[1.0, 0.0], [0.0, 0.0]]
-    )
+    group = {"group": [0, 0], "rewards": [0.0, 1.0]}
+    logged = {"turn_rewards": [[1.0, 0.0], [0.0, 0.0]]}
+    turns = credited(MtGrpo(), **group, sampled=sampled, logged=logged)
     assert (turns[:, 4:6] == 0).all() and turns[0, 0] != turns[0, -1]

@@ -38,7 +38,7 @@ def test_its_weights_are_the_ones_that_can_talk(smollm2):
 def test_the_teacher_reads_a_worked_solution_and_not_an_answer(smollm2, column, informed):
     words = [
         "--data",
-        "word-problems/together",
+        "benchmarks.word_problems:together",
         "--n",
         "32",
         "--samples",

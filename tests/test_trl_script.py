@@ -29,7 +29,7 @@ def test_trls_own_script_trains_with_our_names(tmp_path, monkeypatch):
     ours = ours.replace("(GRPOScriptArguments, GRPOConfig,", "(GRPOScriptArguments, GEARConfig,")
     assert ours.count("= GEARTrainer(") == ours.count(", GEARConfig,") == 1
     (tmp_path / "script.py").write_text(ours, encoding="utf-8")
-    save_tiny_model(tmp_path / "model", [])
+    save_tiny_model(tmp_path / "model")
     rows = [{"prompt": f"{n} + 1 =", "solution": f"{n} + 1 = {n + 1}"} for n in range(16)]
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))

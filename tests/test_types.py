@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gear_rl.methods import METHODS, Gear, Igpo, Opsd, Sdpg, Shuffled
-from gear_rl.signals.signal import signals_of
+from gear_rl.signals.table import signals_of
 from gear_rl.traits import Distillation, distillation_of, is_additive
 from gear_rl.types import Credit, TokenSignals, is_per_row
 
@@ -77,15 +77,14 @@ def test_falling_back_by_hand():
     assert bare.falling_back(torch.tensor([True, True]), torch.zeros(2), MASK).distill_weight is None
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"beta": -0.1}, r"beta: -0.1 must be 0 \(forward KL\) to 1"),
-        ({"top_k": 0}, "top_k: 0; give 1 or more, or None"),
-        ({"top_k_of": "both"}, "top_k_of: 'both' is not one of student, teacher"),
-        ({"anchor": "l2"}, "anchor: 'l2' is not one of none, urkl, ufkl, rkl, fkl"),
-        ({"anchor_weight": -1.0}, "anchor_weight: -1.0 must be a finite number, 0 or more"),
+        ({"beta": -0.1}, "beta: -0.1; give a number from 0 to 1"),
+        ({"top_k": 0}, "top_k: 0; give a whole number of 1 or more, or None"),
+        ({"top_k_of": "both"}, "top_k_of: 'both'; give student or teacher"),
+        ({"anchor": "l2"}, "anchor: 'l2'; give none, urkl, ufkl, rkl or fkl"),
+        ({"anchor_weight": -1.0}, "anchor_weight: -1.0; give a number of 0 or more"),
     ],
 )
 def test_a_term_outside_its_range_is_named(given, message):

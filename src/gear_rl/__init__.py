@@ -1,7 +1,7 @@
 """Spreads the advantage of a GRPO completion over its tokens: a variant of GEAR, and other methods.
 
-Names are imported on first use, so that ``gear --help`` does not wait for torch, and the package works with torch
-and jaxtyping alone until an engine is needed.
+Names are imported on first use, so that ``gear --help`` does not wait for torch, and the package works without
+TRL until its engine is needed.
 
 >>> from gear_rl import METHODS
 >>> METHODS["rlsd"](strength=0.5).needs
@@ -12,10 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gear_rl.credit.config import CreditConfig
     from gear_rl.credit.contexts import Rollout
-    from gear_rl.credit.own_loop import token_advantages
+    from gear_rl.credit.own_loop import LocalEngine, token_advantages
     from gear_rl.engines.trl import GEARConfig, GEARTrainer
     from gear_rl.methods import METHODS, Gear, RandomOnsets, Rlsd, Shuffled, Uniform
+    from gear_rl.model.teacher import make_teacher
     from gear_rl.tensor.advantage import group_relative_advantage
     from gear_rl.traits import Scheduled
     from gear_rl.types import Credit, CreditAssigner, TokenSignals
@@ -24,9 +26,11 @@ __version__ = "0.1.0"
 
 _HOME = {
     "credit.contexts": ("Rollout",),
-    "credit.own_loop": ("token_advantages",),
+    "credit.config": ("CreditConfig",),
+    "credit.own_loop": ("LocalEngine", "token_advantages"),
     "engines.trl": ("GEARConfig", "GEARTrainer"),
     "methods": ("METHODS", "Gear", "RandomOnsets", "Rlsd", "Shuffled", "Uniform"),
+    "model.teacher": ("make_teacher",),
     "tensor.advantage": ("group_relative_advantage",),
     "traits": ("Scheduled",),
     "types": ("Credit", "CreditAssigner", "TokenSignals"),
@@ -36,9 +40,11 @@ __all__ = [
     "METHODS",
     "Credit",
     "CreditAssigner",
+    "CreditConfig",
     "GEARConfig",
     "GEARTrainer",
     "Gear",
+    "LocalEngine",
     "RandomOnsets",
     "Rlsd",
     "Rollout",
@@ -47,6 +53,7 @@ __all__ = [
     "TokenSignals",
     "Uniform",
     "group_relative_advantage",
+    "make_teacher",
     "token_advantages",
 ]
 

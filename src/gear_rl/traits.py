@@ -4,10 +4,10 @@ An engine reads a trait through these functions and never compares names.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import Count, NotNegative, Positive, Share, settings_class
 from gear_rl.types import CreditAssigner
 
 
@@ -46,7 +46,7 @@ Anchor = Literal["none", "urkl", "ufkl", "rkl", "fkl"]
 TopKOf = Literal["student", "teacher"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Distillation:
     """The term that an engine adds to its loss for a method that also distils, with ``Credit.distill_weight``.
 
@@ -57,37 +57,28 @@ class Distillation:
 
     >>> Distillation(beta=2.0)
     Traceback (most recent call last):
-    ValueError: beta: 2.0 must be 0 (forward KL) to 1 (reverse KL)
+    ValueError: beta: 2.0; give a number from 0 to 1
     """
 
-    beta: float = 1.0
+    beta: Share = 1.0
     """0 forward KL, 1 reverse KL, between them the generalised Jensen-Shannon divergence."""
-    top_k: int | None = None
+    top_k: Count | None = None
     """Number of tokens that are compared, the likeliest of ``top_k_of``; None for the whole vocabulary."""
     top_k_of: TopKOf = "teacher"
     """Whose likeliest tokens: the ``student``'s (SDPO) or the ``teacher``'s (OPSD), without gradient."""
     tail: bool = True
     """With ``top_k``: all other tokens are one more outcome; else the ``top_k`` are normalised to 1."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Divides the logits of both, beside the sampling temperature."""
-    ratio_clip: float | None = None
+    ratio_clip: Positive | None = None
     """Each token's term is multiplied by its importance ratio, up to this; None for no factor."""
-    max_nats: float | None = None
+    max_nats: Positive | None = None
     """The term of a token is at most this; None for no limit."""
     anchor: Anchor = "none"
     """The penalty that keeps the policy near its first weights, of ``r = log pi - log pi_ref``: ``urkl`` r^2 / 2,
     ``ufkl`` exp(-r) + r, ``rkl`` (r + 1)^2 / 2, ``fkl`` exp(-r) (SDPG, arXiv:2606.04036)."""
-    anchor_weight: float = 0.0
+    anchor_weight: NotNegative = 0.0
     """Coefficient of the anchor on every trained token."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.beta <= 1.0:
-            raise ValueError(f"beta: {self.beta} must be 0 (forward KL) to 1 (reverse KL)")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k: {self.top_k}; give 1 or more, or None for the whole vocabulary")
-        limits = ("temperature", "ratio_clip", "max_nats")
-        positive = [name for name in limits if getattr(self, name) is not None]
-        check_settings(self, positive=positive, finite=["anchor_weight"])
 
 
 def check_sampled(method: Any, **form: Any) -> None:

@@ -189,8 +189,8 @@ class Credit:
 class CreditAssigner(Protocol):
     """A credit-assignment method: a pure function with settings.
 
-    Implementations are frozen dataclasses whose fields are the settings. What else a method may declare:
-    ``gear_rl.traits.Traits``.
+    Implementations are frozen dataclasses (``settings_class``) whose fields are the settings. What else a method
+    may declare: ``gear_rl.traits.Traits``.
 
     >>> class Doubled:
     ...     name, source, needs = "doubled", "an example", ()

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import curves
+from gear_rl.lab.cells import Cell, Score
 from support.commands import benchmark
 
 GAINS = {"uniform": 0.0, "oracle": 0.2, "gear": 0.15, "shuffled": -0.05}
@@ -14,14 +15,11 @@ def trained(plan, rates):
     """Cells as a comparison has them: gains above 0.5 that grow with the rate, and a little with the seed."""
     for spec in rates:
         after = 0.6 + GAINS[spec.name] + 0.01 * spec.seed
-        yield {
-            "task": spec.task, "tier": spec.tier, "method": spec.name, "credit": "", "seed": spec.seed,
-            "steps": spec.steps, "rate": spec.rate, "n_eval": spec.n_eval, "samples": spec.samples,
-            "accuracy_before": 0.5, "accuracy_after": after, "accuracies_before": [0.5] * spec.samples,
-            "accuracies_after": [after] * spec.samples,
-            "held_out": [], "curves": {}, "seconds": 1.0, "error": None,
-            "spec": {"engine": spec.engine},
-        }  # fmt: skip
+        yield Cell(
+            task=spec.task, tier=spec.tier, method=spec.name, seed=spec.seed, steps=spec.steps, rate=spec.rate,
+            n_eval=spec.n_eval, samples=spec.samples, before=Score(step=0, rewards=(0.5,)),
+            after=Score(step=spec.steps, rewards=(after,)), seconds=1.0,
+        )  # fmt: skip
 
 
 @pytest.fixture

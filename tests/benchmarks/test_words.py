@@ -5,9 +5,8 @@ import re
 
 import pytest
 
+from benchmarks import word_problems
 from benchmarks import words as experiment
-from gear_rl.data.rewards.catalogue import load_reward
-from gear_rl.data.word_problems import word_problems
 from gear_rl.lab.marked import Marked, read_marked
 from gear_rl.runs.config import load_config
 
@@ -22,7 +21,7 @@ WRONG = "17 + 8 = 26. 26 - 4 = 22. The answer is 22."
 def kept(*texts):
     found = {"sampled": 0, "right": 0, "other_words": 0, "marked": 0, "rows": []}
     rows = [ROW] * (len(texts) // experiment.SAMPLES)
-    experiment._keep_wrong(found, rows, texts, load_reward("word-problems"))
+    experiment._keep_wrong(found, rows, texts, word_problems.reward)
     return found
 
 
@@ -66,7 +65,7 @@ def test_the_character_that_leaves_the_right_number_is_marked(written, right, pl
 
 
 def test_one_digit_of_one_result_is_falsified():
-    for seed, row in enumerate(word_problems("test", num=200)):
+    for seed, row in enumerate(word_problems.rows("test", num=200)):
         right, shown = row["solution"], experiment.falsified(row["solution"], seed)
         [place] = [i for i, (a, b) in enumerate(zip(right, shown, strict=True)) if a != b]
         assert shown[place].isdigit() and any(a <= place < z for a, z in experiment.results(right))

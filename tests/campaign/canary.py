@@ -27,7 +27,7 @@ from engines.watching import Watch, kept_ids
 from gear_rl import Gear, GEARConfig, GEARTrainer
 from gear_rl.methods import METHODS
 from gear_rl.records import read_records
-from gear_rl.signals.signal import needs_context
+from gear_rl.signals.table import needs_context
 
 _WORD = re.compile(r"QZ[0-9a-f]{12}")
 _PROMPTS, _SIBLINGS = 64, 4

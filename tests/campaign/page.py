@@ -1,4 +1,4 @@
-"""The campaign's table on ``docs/checkpoints.md``, made from ``docs/results/campaign.json``."""
+"""The campaign's table on ``docs/checkpoints.md``, made from ``results/campaign.json``."""
 
 from typing import Any
 

@@ -1,24 +1,33 @@
-"""`gear report` makes the page of a comparison from its JSON file alone."""
+"""`gear report` makes the page of a comparison from the file of its runs alone."""
 
 import shutil
 from pathlib import Path
 
 from support.commands import gear
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_the_page_is_made_beside_each_file_that_is_given(tmp_path):
-    folders = [tmp_path / name for name in ("compare_chain_hard", "compare_errands")]
-    for folder in folders:
-        folder.mkdir()
-        shutil.copy(RESULTS / folder.name / "comparison.json", folder)
-    done = gear("report", *(str(folder / "comparison.json") for folder in folders))
+    files = [tmp_path / name for name in ("chain_hard.jsonl", "errands.jsonl")]
+    for file in files:
+        shutil.copy(RESULTS / file.name, file)
+    done = gear("report", *map(str, files))
     assert done.returncode == 0, done.stderr
-    for folder, task in zip(folders, ("chain/hard", "errands/default"), strict=True):
-        page = (folder / "report.html").read_text(encoding="utf-8")
+    for file, task in zip(files, ("chain/hard", "errands/default"), strict=True):
+        page = file.with_suffix(".html").read_text(encoding="utf-8")
         assert f"Does it help? {task}" in page and "</html>" in page
         assert ("oracle are not corrected" in page) == ("errands" in task), "the first has no oracle"
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    file = tmp_path / "chain_hard.jsonl"
+    text = (RESULTS / file.name).read_text(encoding="utf-8")
+    file.write_text(text.replace('"seed":0', '"sed":0', 1))
+    done = gear("report", str(file))
+    assert done.returncode == 2 and f"gear: {file}: line 2: seed: Field required; give" in done.stderr, (
+        done.stderr
+    )
 
 
 def test_a_path_that_is_not_there(tmp_path):

@@ -14,8 +14,8 @@ from gear_rl import Credit, Gear, Uniform
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import warn_of_long
 from gear_rl.credit.step import for_loss, prepare, step
-from gear_rl.signals.batch import Completions, left_padded
-from gear_rl.signals.engine import Engine
+from gear_rl.engine import Engine
+from gear_rl.rollouts import Completions, left_padded
 from gear_rl.signals.signal import BatchSignal, names_of
 from gear_rl.types import Signal
 from support.batches import PlainEngine, written
@@ -57,7 +57,7 @@ def batch(tokenizer, contexts=("is 3", "is 3", "is 7", "is 7")):
 
 def run(model, tokenizer, method, rollouts, **settings):
     config = CreditConfig(**settings).resolved(method)
-    engine = PlainEngine(tokenizer, model, config)
+    engine = PlainEngine(tokenizer, model)
     assert isinstance(engine, Engine)
     return step(rollouts, method, engine, config), engine
 
@@ -190,7 +190,7 @@ def test_a_context_beyond_the_bound_is_not_shown_and_its_completion_keeps_its_ad
 def test_prompt_context_and_completion_fit_into_the_models_positions(model, tokenizer, how):
     rollouts = batch(tokenizer, contexts=("is 3", "is 3", "is 7 " * 40, "is 7"))
     config = CreditConfig(teacher_prompt=how).resolved(Gear())
-    engine = PlainEngine(tokenizer, model, config)
+    engine = PlainEngine(tokenizer, model)
 
     def longest(plan):
         return int((plan.teachers[0].attention_BP.sum(-1) + rollouts.completions.attention.sum(-1)).max())

@@ -43,7 +43,8 @@ def batch_with(completions, rows, environments=None, name="turn_rewards", **more
 
 
 def turn_rewards(completions, rows, failed=fails, environments=None, logged=None):
-    batch = batch_with(completions, rows, environments, failure_of=failed, turn_rewards=logged)
+    logged = {} if logged is None else {"turn_rewards": logged}
+    batch = batch_with(completions, rows, environments, failure_of=failed, logged=logged)
     return TurnReward().compute(batch, PlainEngine(None))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import datasets
 import pytest
 
+from benchmarks import sums
 from gear_rl.data.rows import load_rows, load_splits, prompt_fault
 from gear_rl.errors import InputError
 
@@ -26,9 +27,15 @@ ROWS = [{"prompt": f"question {i}", "answer": str(i)} for i in range(40)]
 
 def test_only_the_hubs_splits_have_parts(tmp_path):
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
-    for name in ("sums", jsonl(tmp_path / "a.jsonl", ROWS), str(tmp_path / "saved")):
+    for name in ("benchmarks.sums:rows", jsonl(tmp_path / "a.jsonl", ROWS), str(tmp_path / "saved")):
         with pytest.raises(InputError, match=r"has no split 'train\[:5\]'; only the hub's"):
             load_rows(name, split="train[:5]", chat=True)
+
+
+def test_a_function_gives_the_rows_of_both_parts():
+    train, test = load_splits("benchmarks.sums:rows", chat=False, held_out=3)
+    assert [*test] == sums.rows("test", 3) and train[0] == sums.rows("train", 1)[0]
+    assert len(train) == 4096
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gear_rl.credit.contexts import context_text
+from gear_rl.credit.control_tokens import control_pattern, defused, defused_message
 from gear_rl.engines.tools import ToolGuard
 from gear_rl.environments import (
     ANCHOR_STATES,
@@ -19,7 +20,6 @@ from gear_rl.environments import (
     value_of,
 )
 from gear_rl.errors import InputError
-from gear_rl.signals.control_tokens import control_pattern, defused, defused_message
 
 
 class Panic(BaseException):

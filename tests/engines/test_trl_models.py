@@ -17,9 +17,9 @@ from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.evaluation import unnoticed
 from gear_rl.lab.sampling import serving
 from gear_rl.methods import Gear
+from gear_rl.model.teacher import AdapterFreeTeacher, CopyTeacher
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.trainer import make_trainer
-from gear_rl.signals.teacher import AdapterFreeTeacher, CopyTeacher
 
 ROW = {"prompt": [{"role": "user", "content": "1 plus 2"}], "privileged_context": "1 plus 2 is 3"}
 

@@ -11,8 +11,8 @@ from engines.running import trained
 from gear_rl import Gear
 from gear_rl.engines.trl import old_pass
 from gear_rl.methods import EntropyForks, Rlcsd, Rlsd
+from gear_rl.model import prefix
 from gear_rl.records import read_records
-from gear_rl.signals import prefix
 from gear_rl.signals.passes import ModelPasses
 
 OLD = {"steps_per_generation": 4, "learning_rate": 1e-4, "record_file": "records.jsonl"}

@@ -17,13 +17,13 @@ from gear_rl.methods import Cast, Crpo, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Rlsd, 
     ("changes", "message"),
     [
         ({"loss_type": "gmpo"}, "loss_type: 'gmpo' was never run with one advantage per token"),
-        ({"teacher_model_kind": "old"}, "teacher_model_kind: 'old' is not one of live, base, ema, sync"),
-        ({"success_reward": "high"}, "success_reward: 'high' is not right; give a number or None"),
+        ({"teacher_model_kind": "old"}, "teacher_model_kind: 'old'; give live, base, ema or sync"),
+        ({"success_reward": "high"}, "success_reward: 'high'; give a number, or None"),
         (
             {"privileged_sources": "row"},
-            "privileged_sources: 'row' is not right; give a list of texts or None",
+            "privileged_sources: 'row'; give a list of texts, or None",
         ),
-        ({"tool_time_limit": 0}, "tool_time_limit: 0; give seconds, or None"),
+        ({"tool_time_limit": 0}, "tool_time_limit: 0; give a number above 0, or None"),
         ({"answer_pattern": r"(\w+\s*)+"}, "answer_pattern: .* repeats what is itself repeated"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
@@ -54,7 +54,7 @@ EMPTY = tiny.rows().from_list([{**row, "privileged_context": "", "answer": " "} 
         (Opsd(sampled=True), {"importance_sampling_level": "sequence"}, {}, "token credit of 'opsd' would be"),
         (Opsd(sampled=True), {"loss_type": "vespo"}, {}, "loss_type: 'vespo' weighs a completion by the sign"),
         (Gigpo(), {"off_policy_mask_threshold": 0.1}, {}, "off_policy_mask_threshold: 0.1 drops a completion by"),
-        (Gear, {}, {}, r"credit: <class .*Gear'> is not a method; give a name such as"),
+        (Gear, {}, {}, r"credit: <class .*Gear'> is no method; give a name, .* or in Python an object"),
     ],
 )  # fmt: skip
 def test_before_anything_is_loaded(tmp_path, credit, settings, given, message):

@@ -14,8 +14,8 @@ from engines.scripted import END, call, scripted
 from gear_rl.engines.trl.engine import HeldWeights
 from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.methods import StepScores
+from gear_rl.rollouts import Completions, Prompts
 from gear_rl.signals.answers import answer_regions
-from gear_rl.signals.batch import Completions, Prompts
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
 from gear_rl.tensor.segments import turn_ids
 from support.scoring import passed as passed_alone

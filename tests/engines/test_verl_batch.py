@@ -38,7 +38,7 @@ def test_rollouts_of_one_prompt_are_a_group():
     assert batch.rewards == [0.0, 1.0, 0.0, 1.0] and batch.rewards_BR.shape == (4, 1)
     assert batch.completions.mask.sum(-1).tolist() == [2, 3, 1, 2]
     assert batch.rows[0] == {"answer": "so 4", "ground_truth": "4", "data_source": "sums"}
-    assert batch.environments is None and batch.tool_counts is None and batch.feedback is None
+    assert batch.environments is None and batch.tool_counts is None and not batch.logged
     own = batch_of(extra_info=[{"ground_truth": "own"}] * 4)
     assert own.rows[0]["ground_truth"] == "own", "the row of the dataset wins"
 
@@ -99,8 +99,8 @@ def test_what_a_reward_function_or_an_agent_loop_returned_is_read():
     given = {"turn_rewards": [0.5], "step_scores": "[[0, 2, 0.25]]"}  # as JSON, or verl averages it
     extra = [{"reward_extra_info": {"feedback": f"row {b}", **given}} for b in range(4)]
     batch = batch_of(extra_fields=extra)
-    assert batch.feedback == ["row 0", "row 1", "row 2", "row 3"] and batch.turn_rewards == [[0.5]] * 4
-    assert batch.step_scores == [[[0, 2, 0.25]]] * 4
+    logged = {"turn_rewards": [[0.5]] * 4, "step_scores": [[[0, 2, 0.25]]] * 4}
+    assert batch.logged == {"feedback": ["row 0", "row 1", "row 2", "row 3"]} | logged
     failed = {"role": "tool", "name": "pay", "content": "no", "failure": "raised"}
     seen = {
         "prompt": [{"role": "user", "content": "ab, you have 3"}],

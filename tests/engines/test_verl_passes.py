@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from gear_rl.credit.config import CreditConfig
+from gear_rl.engine import ForwardRequest
 from gear_rl.engines.verl.passes import (
     PADDING,
     VerlEngine,
     placed_by_group,
     request_of_rows,
 )
-from gear_rl.signals.batch import Completions, ForwardRequest, left_padded
+from gear_rl.rollouts import Completions, left_padded
+from gear_rl.signals.signal import DIVERGENCE
 from gear_rl.types import is_per_row
 
 
@@ -22,7 +24,7 @@ def request_of(lengths: list[int]) -> ForwardRequest:
     attention = (torch.arange(width)[None] < torch.tensor(lengths)[:, None]).long()
     ids = (torch.arange(len(lengths))[:, None] * 100 + torch.arange(width) + 1) * attention
     return ForwardRequest(
-        needs=("divergence",),
+        needs=(DIVERGENCE,),
         step=4,
         completions=Completions(ids=ids, attention=attention, mask=ids % 3 > 0),
         student=left_padded([(7,) * (1 + b) for b in range(len(lengths))], 0),

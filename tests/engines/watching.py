@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gear_rl.engines.trl import trainer as trl
-from gear_rl.signals.batch import Prompts
+from gear_rl.rollouts import Prompts
 from gear_rl.signals.confidence import AnswerConfidence
 from gear_rl.signals.passes import ModelPasses
 

@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from gear_rl.arena.task import Task
 from gear_rl.errors import InputError
 from gear_rl.lab import compare
+from gear_rl.lab.cells import Cell
 from gear_rl.lab.compare import (
     MOST_STEPS,
     best,
@@ -29,9 +29,10 @@ from gear_rl.lab.compare import (
 )
 from gear_rl.lab.lineup import line_up, parse_method, parse_methods, split_methods
 from gear_rl.lab.training import Spec, _failed, _once, finished, run_cell, run_cells
+from gear_rl.method_builder import build_method
 from gear_rl.methods import Gear, RandomOnsets
 from gear_rl.runs.arena import sampling_seed
-from gear_rl.runs.config import build_method
+from lab.test_verdict import cell
 from support.commands import gear, untouched
 
 SMALL = {"task": "chain", "tier": "easy", "n_eval": 8, "rates": 1, "seeds": 1, "steps": 1}
@@ -125,7 +126,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rate_whose_runs_fail_is_the_worst(few, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def ran(specs, folder, **_):
         ends = {2e-4: 0.3, 4e-4: 0.5, 8e-4: None}
-        return [{"method": s.name, "rate": s.rate, "accuracy_after": ends.get(s.rate, 0.1)} for s in specs]
+        return [cell(s.name, s.seed, ends.get(s.rate, 0.1), rate=s.rate) for s in specs]
 
     monkeypatch.setattr(compare, "run_cells", ran)
     plan = plan_without_ceiling([], rates=3, task="codebook")
@@ -146,11 +147,11 @@ def test_a_process_that_dies_first_fails_its_own_run_alone(
     monkeypatch.setattr(compare, "run_cells", died)
     done = gear("compare", "--seeds", "1", "--rates", "1", "--out", str(tmp_path), "--json")
     assert done.returncode == 1 and "4 runs failed; run the same command again" in done.stderr, done.stderr
-    [found] = json.loads(done.stdout)["comparisons"]
+    found = json.loads(done.stdout)["comparison"]
     assert len(found["failed"]) == 4 and "its process died: killed" in str(found["failed"])
 
 
-def in_this_process(specs: list[Spec], folder: Path, **_: object) -> list[dict[str, Any]]:
+def in_this_process(specs: list[Spec], folder: Path, **_: object) -> list[Cell]:
     return [finished(spec, folder) or run_cell(spec, folder) for spec in specs]
 
 
@@ -163,12 +164,12 @@ def test_a_killed_comparison_goes_on_and_gives_the_same(
 
     def found(folder: Path, **options) -> str:
         rows, tuned = run_plan(plan, folder, jobs=1, **options)
-        return json.dumps(compared(plan, rows, tuned, command=""))
+        return compared(plan, rows, tuned, command="").model_dump_json()
 
     ran: list[str] = []
 
-    def killed(cell: dict) -> None:
-        ran.append(cell["method"])
+    def killed(cell: Cell) -> None:
+        ran.append(cell.method)
         if len(ran) == 3:
             raise KeyboardInterrupt
 
@@ -183,7 +184,7 @@ def test_a_killed_comparison_goes_on_and_gives_the_same(
         here.setattr(compare, "run_cells", in_this_process)
         assert resumed == found(tmp_path / "b"), "one that was never interrupted"
     document = json.loads(resumed)
-    [comparison], tuned = document["comparisons"], document["settings"]["rates"]
+    comparison, tuned = document["comparison"], document["settings"]["rates"]
     assert comparison["ceiling"] == "oracle" and document["settings"]["use"] == "choosing"
     assert set(tuned) == {"uniform", "oracle"}
     for method, one in tuned.items():
@@ -213,9 +214,9 @@ def comparison(tmp_path_factory):
 
 def test_a_run_that_fails_is_listed_and_takes_no_other_along(comparison):
     folder, specs, rows = comparison
-    assert [row["method"] for row in rows] == ["uniform", "crpo:style=[9]"]
-    assert [row["error"] is None for row in rows] == [True, False]
-    assert "style" in rows[1]["error"] and "9" in rows[1]["error"]
+    assert [row.method for row in rows] == ["uniform", "crpo:style=[9]"]
+    assert [row.error is None for row in rows] == [True, False]
+    assert "style" in rows[1].error and "9" in rows[1].error
     cells = folder / "cells"
     assert finished(specs[0], cells) is not None and finished(specs[1], cells) is None
     whole = (cells / specs[0].file).read_text()
@@ -250,10 +251,11 @@ def test_a_damaged_evaluation_is_made_again(tmp_path):
 def test_the_findings_depend_on_the_runs_alone(comparison):
     _, _, rows = comparison
     found = compared(PLAN, rows, {}, command="gear compare")
-    assert found == compared(PLAN, [row | {"seconds": 9e9} for row in rows], {}, command="gear compare")
-    for when in ("before", "after"):
-        each = rows[0][f"accuracies_{when}"]
-        assert len(each) == 3 and rows[0][f"accuracy_{when}"] == sum(each) / 3
+    assert found == compared(
+        PLAN, [row.model_copy(update={"seconds": 9e9}) for row in rows], {}, command="gear compare"
+    )
+    for score in (rows[0].before, rows[0].after):
+        assert len(score.rewards) == 3 and score.value("accuracy") == pytest.approx(sum(score.rewards) / 3)
 
 
 PARENT = """
@@ -311,7 +313,7 @@ def test_seeds_with_the_same_weights_draw_different_answers(tmp_path, monkeypatc
     with untouched(None):
         for spec, folder in ((first, "a"), (second, "a"), (first, "b")):
             row = run_cell(replace(spec, between=False), tmp_path / folder)
-            assert row["error"] is None, row["error"]
+            assert row.error is None, row.error
     assert [seed for seed, _ in drawn[:4]] == [sampling_seed(0, 0), sampling_seed(0, 1)] * 2
     before = [drawn[n][1] for n in (0, 1, 4, 5)]
     assert len({*before}) == 4, "neither two seeds nor two samples of a seed are alike"

@@ -1,5 +1,6 @@
 """Is the teacher informed: verdicts of which the truth is known, the check of a run, and real models."""
 
+import json
 import logging
 import random
 
@@ -9,7 +10,8 @@ import torch
 from gear_rl.credit.informed import PROMPTS_TO_JUDGE, likelier, stands_out
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, sentences, verdict
-from gear_rl.lab.teacher import examine, teacher_config
+from gear_rl.lab.sampling import sample, sampled_engine
+from gear_rl.lab.teacher import examine, sampling_config, teacher_config
 from gear_rl.runs.config import load_config
 from gear_rl.runs.trainer import make_trainer
 
@@ -100,6 +102,38 @@ def test_the_arenas_teacher_reads_a_worked_solution_and_not_an_answer():
         found("--mask_truncated_completions", "true", "--max_completion_length", "2")
     blind, _ = found("--privileged_column", "answer")
     assert blind.word == "not informed" and blind.reads.share < 0.65
+
+
+def test_every_batch_is_scored_with_the_functions_that_its_own_prompts_show(tmp_path):
+    """The last batch has fewer rollouts than the first, and its functions are others."""
+    run = teacher_config(None, "arena", "arena/errands/easy", None, ["--per_device_train_batch_size", "4"])
+    found, about = examine(run, n=3, samples=2)
+    assert about["sources"] == ["environment"] and found.reads.prompts == 3
+    functions = [
+        {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
+        for name in ("add", "double", "halve")
+    ]
+    rows = tmp_path / "rows.jsonl"
+    lines = [
+        {"prompt": [{"role": "user", "content": "12 +5"}], "solution": function["function"]["name"]}
+        | {"tools": [function]}
+        for function in functions
+    ]
+    rows.write_text("\n".join(map(json.dumps, lines)))
+    words = ["--per_device_train_batch_size", "4", "--max_completion_length", "4"]
+    run = teacher_config(None, "arena", str(rows), None, words)
+    trainer = make_trainer(sampling_config(run, 2, str(tmp_path / "run")))
+    rendered = []
+    for part in (lines[:2], lines[2:]):
+        batch = sample(trainer, part, seed=0)
+        rendered.append((sampled_engine(trainer), batch))
+    for engine, batch in rendered:
+        shown = engine.render(batch.prompts, None)
+        assert [engine.tokenizer.decode(ids).count("halve") for ids in shown] == [
+            int(row["solution"] == "halve") for row in batch.rows
+        ]
+        own = batch.student.ids_BP, batch.student.attention_BP.bool()
+        assert shown == [ids[kept].tolist() for ids, kept in zip(*own, strict=True)]
 
 
 @pytest.mark.parametrize(("column", "warns"), [("answer", True), ("privileged_context", False)])

@@ -15,8 +15,8 @@ from gear_rl.lab.branching import Begun, Continuations, SharedNoise, branched
 from gear_rl.lab.compare import plan_of
 from gear_rl.lab.oracle import Oracle, by_formula, estimate_of, expected_of_prompts, true_advantages
 from gear_rl.lab.training import cell_trainer
+from gear_rl.rollouts import Prompts
 from gear_rl.runs.machine import quiet_libraries
-from gear_rl.signals.batch import Prompts
 from gear_rl.types import TokenSignals
 from support.batches import batch_of
 from support.commands import untouched

@@ -12,13 +12,15 @@ from gear_rl.cli.compare import verdict_table
 from gear_rl.credit.contexts import Rollout, find_contexts, wrong_contexts
 from gear_rl.engines.trl.evaluation import success_metrics
 from gear_rl.errors import InputError
-from gear_rl.lab.compare import compared, judged
+from gear_rl.lab.cells import outcome_of
+from gear_rl.lab.compare import compared
 from gear_rl.lab.informed import Scored, verdict
 from gear_rl.lab.own import plan_of_run
 from gear_rl.lab.sft import demonstrations, prompts_of
-from gear_rl.lab.training import _in_numbers, cell_trainer, run_cell
+from gear_rl.lab.training import cell_trainer, run_cell, score_of
 from gear_rl.runs.arena import sampled_rewards
 from gear_rl.runs.config import load_config
+from lab.test_verdict import cell
 from support.commands import untouched
 
 RUN = {
@@ -82,7 +84,7 @@ def test_a_method_in_the_folder_needs_no_package(folder):
     )
     plan = plan_with(["surprise:Surprise", "own=surprise:Surprise"])
     assert plan.methods["surprise:Surprise"] == plan.methods["own"] == {"name": "surprise:Surprise"}
-    with pytest.raises(InputError, match=r"cannot import 'gaer' .* did you mean gear\?"):
+    with pytest.raises(InputError, match=r"no method 'gaer'; did you mean gear\?"):
         plan_with(["gaer:tokens"])
 
 
@@ -110,19 +112,19 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     plan = plan_with(samples=2)
     [spec] = plan.reported()
     row = run_cell(spec, folder / "cells")
-    assert row["error"] is None, row["error"]
-    assert len(row["curves"]["reward"]) == 1 and len(row["accuracies_after"]) == 2
-    assert all(share * 9 == pytest.approx(round(share * 9)) for share in row["successes_after"])
-    assert row["full_marks"] == 0.5, "success_reward"
-    assert 0 <= row["rewards"][0] < row["rewards"][1] <= 1, "the lowest and the highest"
-    assert row["graded"] and all(
-        reward * 90 == pytest.approx(round(reward * 90)) for reward in row["accuracies_after"]
+    assert row.error is None, row.error
+    assert len(row.curves["reward"]) == 1 and len(row.after.rewards) == 2
+    assert all(share * 9 == pytest.approx(round(share * 9)) for share in row.after.successes)
+    assert row.full_marks == 0.5, "success_reward"
+    assert 0 <= row.rewards[0] < row.rewards[1] <= 1, "the lowest and the highest"
+    assert row.graded and all(
+        reward * 90 == pytest.approx(round(reward * 90)) for reward in row.after.rewards
     )
     again = run_cell(spec, folder / "other")
-    assert {**again, "seconds": None} == {**row, "seconds": None}
+    assert again.model_copy(update={"seconds": row.seconds}) == row
     found = compared(plan, [row], {}, command="")
-    assert found["title"] == "Does it help? arena/chain on rows.jsonl, for reporting"
-    beyond = compared(plan, judged([row | {"rewards": [0.0, 10.0]}], None), {}, command="")
+    assert found.title == "Does it help? arena/chain on rows.jsonl, for reporting"
+    beyond = compared(plan, [row.model_copy(update={"rewards": (0.0, 10.0)})], {}, command="")
     with Console(file=io.StringIO(), width=200) as console:
         console.print(verdict_table(beyond))
     assert "success_reward: 0.5, but rewards reach 10; give full marks" in console.file.getvalue()
@@ -132,27 +134,16 @@ def test_a_run_that_learns_nothing_has_a_level_curve(folder):
     """The same problems throughout, and the same random numbers."""
     [spec] = plan_with(max_steps=4, learning_rate=0.0).reported()
     row = run_cell(spec, folder / "cells")
-    assert row["error"] is None, row["error"]
-    way = [point["accuracy"] for point in row["held_out"]]
-    assert way == [row["accuracy_before"]] * 3 == [row["accuracy_after"]] * 3
+    assert row.error is None, row.error
+    way = [height for _, height in row.curve("reward")]
+    assert way == [way[0]] * 5
 
 
 def test_the_outcome_is_the_reward_where_rewards_are_graded():
     [rewards] = sampled_rewards(lambda rows, *, seed: [0.5, 0.49, None, 0.75], range(4), seed=0)
-    ends = {"before": [[0.0] * 4], "after": [rewards]}
-    numbers = {
-        f"{k}_{end}": v for end, those in ends.items() for k, v in _in_numbers(those, right=0.5).items()
-    }
-    point = {"step": 1, "n": 4} | _in_numbers([rewards], right=0.5)
-    rows = [
-        {"method": "uniform", "seed": n, "graded": n == 1, "held_out": [point], **numbers} for n in range(2)
-    ]
-    reward, success = (judged(rows, outcome) for outcome in (None, "success"))
-    assert [row["accuracy_after"] for row in reward] == [pytest.approx(1.74 / 3)] * 2
-    assert [row["accuracy_after"] for row in success] == [2 / 3] * 2
-    assert success[0]["accuracies_after"] == [2 / 3]
-    assert (reward[0]["held_out"][0]["accuracy"], success[0]["held_out"][0]["accuracy"]) == (1.74 / 3, 2 / 3)
-    assert judged([row | {"graded": False} for row in rows], None)[0]["outcome"] == "success"
+    score = score_of(1, [rewards], right=0.5)
+    cells = [cell("uniform", n, 0.0, graded=n == 1) for n in range(2)]
+    assert (score.value(outcome_of(cells)), score.value(outcome_of(cells[:1]))) == (1.74 / 3, 2 / 3)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +156,7 @@ def test_rewards_that_cannot_be_averaged_fail_the_run(reward, message):
 
 def test_float32_takes_no_success_away():
     almost = float(torch.tensor(0.7))
-    assert almost < 0.7 and _in_numbers([[almost, 0.69]], right=0.7)["success"] == 0.5
+    assert almost < 0.7 and score_of(0, [[almost, 0.69]], right=0.7).value("success") == 0.5
     assert success_metrics([[almost], [0.69]], 0.7, "eval")["eval_pass@1"] == 0.5
     same = {"prompt": 0, "other": 0.0, "none": 0.0, "stands_out": 0.5, "likelier": 0.5}
     scored = [Scored(own=own, reward=reward, **same) for own, reward in ((1.0, almost), (0.0, 0.0))]
@@ -185,14 +176,12 @@ def test_other_tiers_and_a_text_stand_beside(folder):
         plan_with(perplexity=folder / "short.txt")
     assert len(plan.held_out) == 40, "the first tier judges"
     [row] = (run_cell(spec, folder / "cells") for spec in plan.reported())
-    assert row["error"] is None, row["error"]
-    (before, after), text = row["beside"]["other"], row["beside"]["perplexity"]
+    assert row.error is None, row.error
+    (before, after), text = row.beside["other"], row.beside["perplexity"]
     assert 0 <= before <= 1 and 0 <= after <= 1 and text[0] > 1 and text[1] != text[0]
-    one = compared(plan, judged([row], None), {}, command="")["comparisons"][0]
-    assert one["outcome"] == "reward" and one["verdicts"][0]["beside"] == {
-        "other": [before, after],
-        "perplexity": text,
-    }
+    found = compared(plan, [row], {}, command="").comparison
+    assert found.outcome == "reward"
+    assert found.verdicts[0].beside == {"other": (before, after), "perplexity": text}
 
 
 def test_fine_tuning_is_a_row_and_may_come_first(folder):
@@ -205,10 +194,11 @@ def test_fine_tuning_is_a_row_and_may_come_first(folder):
     run = {"reward": "rewards:right", "max_steps": 12, "learning_rate": 3e-3, "success_reward": 1.0}
     plan = plan_with(["sft", "uniform:sft=0.5"], max_completion_length=12, **run)
     rows = {spec.name: run_cell(spec, folder / "cells") for spec in plan.reported()}
-    assert [row["error"] for row in rows.values()] == [None] * 3
-    assert [len(rows[name]["curves"]["reward"]) for name in plan.methods] == [12, 0, 6]
-    assert [point["step"] for point in rows["uniform:sft=0.5"]["held_out"]] == [3, 6, 9]
-    assert rows["sft"]["success_after"] > rows["sft"]["success_before"], rows["sft"]
+    assert [row.error for row in rows.values()] == [None] * 3
+    assert [len(rows[name].curves["reward"]) for name in plan.methods] == [12, 0, 6]
+    assert [score.step for score in rows["uniform:sft=0.5"].held_out] == [3, 6, 9]
+    before, after = rows["sft"].ends("success")
+    assert after > before, rows["sft"]
 
 
 def test_fine_tuning_sees_the_prompts_that_grpo_draws(folder):

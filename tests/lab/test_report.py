@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from gear_rl.lab.cells import Cell
 from gear_rl.lab.localisation import Located, localisation
 from gear_rl.lab.plots import over_seeds
-from gear_rl.lab.report import findings, save_plots, save_report
+from gear_rl.lab.report import Findings, save, save_report
 from gear_rl.lab.verdict import compare
 from lab.test_verdict import cell
 
@@ -22,9 +23,9 @@ ENDS = {
 }
 
 
-def cells(ends: dict[str, list[float | None]], **more: object) -> list[dict]:
+def cells(ends: dict[str, list[float | None]], **more: Any) -> list[Cell]:
     curves = {"reward": [0.1, None, 0.3, 0.4], "entropy": [1.0, 0.5, 0.4, 0.3]}
-    row = {"steps": 4, "n_eval": 100, "held_out": [{"step": 2, "accuracy": 0.5, "n": 64}], "curves": curves}
+    row = {"steps": 4, "n_eval": 100, "held_out": [(2, 0.5)], "curves": curves}
     return [
         cell(m, s, end, 0.2, **row, **more, error=f"RuntimeError: {HOSTILE}" if end is None else None)
         for m in ends
@@ -44,19 +45,17 @@ def places() -> dict:
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, Any]:
-    """Findings that nobody changes."""
-    return findings(
+def made() -> Findings:
+    return Findings(
         title="Chain",
         command="gear compare --seeds 4",
-        comparisons=[compare(cells(ENDS)[:-1])],
-        localisations=[places()],
+        comparison=compare(cells(ENDS)[:-1]),
         settings={"seeds": 4},
         versions={"torch": "2.13.0"},
     )
 
 
-def page_of(found: dict[str, Any], folder: Path) -> str:
+def page_of(found: Findings, folder: Path) -> str:
     save_report(found, folder / "deep" / "report.html")
     return (folder / "deep" / "report.html").read_text(encoding="utf-8")
 
@@ -85,7 +84,7 @@ def test_the_numbers_of_the_page_are_those_of_the_findings(made, page):
     assert gear["difference, seed by seed"] == "+0.100"
     # Differences -0.1, -0.12, -0.11; with a true minus.
     assert rlsd["difference, seed by seed"] == "\N{MINUS SIGN}0.110"
-    low, high = made["comparisons"][0]["verdicts"][2]["difference_interval"]
+    low, high = made.comparison.verdicts[2].difference_interval
     assert rlsd["its interval"] == f"{low:.3f} to {high:.3f}".replace("-", "\N{MINUS SIGN}")
     # Area of an end e: 2 steps of mean 0.35, 2 of mean (0.5 + e) / 2; at 0.71 that is 0.4775.
     assert rows_of(page, "area")["gear"]["area"] == "0.477"
@@ -94,7 +93,11 @@ def test_the_numbers_of_the_page_are_those_of_the_findings(made, page):
     assert reasons["rlsd"] == {"method": "rlsd", "seed": "3", "reason": "no such run"}
 
 
-def test_the_page_needs_nothing_else(page):
+def test_the_page_needs_nothing_else(page, tmp_path):
+    located = page_of(
+        Findings(title="", command="", settings={}, versions={}, localisation=places()), tmp_path
+    )
+    assert located.count("<svg") == 1 and "a wrong digit" in located
     assert not re.search(r"<(script|link|iframe|object|img)\b|\s(on\w+|src)=|@import", page)
     ids = re.findall(r'\sid="([^"]*)"', page)
     targets = re.findall(r'href="([^"]*)"', page) + re.findall(r"url\(([^)]*)\)", page)
@@ -108,20 +111,23 @@ def test_hostile_names_are_text_everywhere(tmp_path):
         {"uniform": ENDS["uniform"], **dict.fromkeys(names, ENDS["gear"])}, tier=HOSTILE, task="../x"
     )
     rows = [localisation(HOSTILE, [Located(auc=0.5, share=0.5, lift=1.0, rank=1.0, distance=0)] * 3)]
-    found = findings(
-        title=HOSTILE, command=HOSTILE, comparisons=[compare(runs), compare(runs, baseline="_hidden")],
-        localisations=[{'level': 0.95, 'task': HOSTILE, 'tier': HOSTILE, 'fault': HOSTILE, 'rows': rows}],
-        settings={HOSTILE: HOSTILE}, versions={HOSTILE: HOSTILE},
-    )  # fmt: skip
+    about = {
+        "title": HOSTILE,
+        "command": HOSTILE,
+        "settings": {HOSTILE: HOSTILE},
+        "versions": {HOSTILE: HOSTILE},
+    }
+    place = {"level": 0.95, "task": HOSTILE, "tier": HOSTILE, "fault": HOSTILE, "rows": rows}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        page = page_of(found, tmp_path)
-        paths = save_plots(found, tmp_path / "plots")
-    assert "<script" not in page
-    assert "49" not in page.split("<h1>")[1].split("</h1>")[0], "a template in a name is no template"
-    assert HOSTILE in rows_of(page, "verdict") and HOSTILE in rows_of(page, "lift")
-    assert all(path.parent == tmp_path / "plots" for path in paths)
-    assert len(set(paths)) == 5, "two comparisons of one task have files of their own"
+        compared = page_of(found := Findings(**about, comparison=compare(runs)), tmp_path)
+        located = page_of(Findings(**about, localisation=place), tmp_path)
+        save(found, tmp_path)
+    for page in (compared, located):
+        assert "<script" not in page
+        assert "49" not in page.split("<h1>")[1].split("</h1>")[0], "a template in a name is no template"
+    assert HOSTILE in rows_of(compared, "verdict") and HOSTILE in rows_of(located, "lift")
+    assert len([*(tmp_path / "plots").iterdir()]) == 2
 
 
 def test_a_curve_over_seeds_by_hand():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gear_rl.method_builder import build_method
 from gear_rl.methods import (
     Cast,
     Gear,
@@ -16,9 +17,7 @@ from gear_rl.methods import (
     Stare,
     StepScores,
     Uniform,
-    method_of,
 )
-from gear_rl.runs.config import build_method
 from gear_rl.traits import distillation_of, engine_settings_of, is_additive
 from gear_rl.types import TokenSignals
 
@@ -49,7 +48,7 @@ def test_a_product_of_weights_has_mean_1():
 
 
 def test_a_sum_weighs_advantages_and_what_is_distilled():
-    mixed = method_of("uniform+opsd:strength=0.5")
+    mixed = build_method("uniform+opsd:strength=0.5")
     credit = mixed(torch.tensor([2.0]), SIGNALS)
     assert credit.advantage.tolist() == [[1.5, 1.5, 0.0, 1.5]]
     assert credit.distill_weight.tolist() == [[0.25, 0.25, 0.0, 0.25]]
@@ -57,15 +56,8 @@ def test_a_sum_weighs_advantages_and_what_is_distilled():
     assert engine_settings_of(mixed) == {"teacher_model_kind": "base"}
 
 
-def test_a_method_of_ones_own_has_no_name_in_python():
-    with pytest.raises(
-        ValueError, match=r"no method 'mine.mod'; .* module:Mine in a command, Mine\(\) in Python"
-    ):
-        method_of("mine.mod:Foo")
-
-
-@pytest.mark.parametrize("read", [method_of, build_method])
-def test_the_text_names_methods_and_their_settings(read):
+def test_the_text_names_methods_and_their_settings():
+    read = build_method
     assert read("gear:tokens*rlsd:strength=1") == Mixed(
         first=Gear(onset_rule="never"), second=Rlsd(strength=1)
     )

@@ -107,9 +107,9 @@ def test_scores_of_nothing_leave_the_advantage():
     ("settings", "message"),
     [
         ({"use": "weights", "strength": 2.0}, "strength: 2.0; give 0 to 1 with use=weights"),
-        ({"separator": ""}, "separator: it is empty"),
+        ({"separator": ""}, "separator: ''; give text of length 1 or more"),
         ({"prm": "x", "steps": "spans"}, "steps: 'spans' come from a reward function"),
-        ({"discount": 1.5}, "discount: 1.5 is not a share"),
+        ({"discount": 1.5}, "discount: 1.5; give a number from 0 to 1"),
     ],
 )
 def test_a_setting_outside_its_range_is_named(settings, message):

@@ -84,7 +84,7 @@ def test_scores_that_a_reward_logs_are_in_verls_result(tmp_path):
 def test_an_agents_rows_reset_its_environment(tmp_path):
     given = command(tmp_path, *ERRANDS, *BATCH, "--max_tool_calling_iterations", "4")
     row = rows_of(tmp_path / "train.parquet")[0]
-    assert row["agent_name"] == "gear_env" and given["gear.environment"] == "arena/errands/easy"
+    assert row["agent_name"] == "gear_env" and given["++gear.environment"] == "arena/errands/easy"
     environment = load_environment(read_run(None, ERRANDS))()
     environment.reset(**row["extra_info"])
     assert environment.get_reward() == 0.0
@@ -100,7 +100,7 @@ def test_the_settings_become_verls(tmp_path):
     )
     given = command(tmp_path, *CHAIN, *BATCH, *words.split(), gpus=2, prompt_tokens=64)
     assert next(iter(given.items())) == ("+gear", "gear")
-    assert given["gear.alpha"] == "0.5"
+    assert given["++gear.alpha"] == "0.5"
     wanted = {
         "data.train_batch_size": "16", "data.max_prompt_length": "64", "data.max_response_length": "24",
         "+data.apply_chat_template_kwargs.enable_thinking": "false",
@@ -121,19 +121,19 @@ def test_the_settings_become_verls(tmp_path):
 def test_a_method_in_words_becomes_its_settings(tmp_path):
     words = [*CHAIN, *BATCH, "--teacher_model_kind", "live"]
     found = command(tmp_path / "tokens", *words, "--credit", "gear:tokens,alpha=2")
-    chosen = {key: found[key] for key in ("+gear", "gear.onset_rule", "gear.alpha")}
-    assert chosen == {"+gear": "gear", "gear.onset_rule": "never", "gear.alpha": "2"}
+    chosen = {key: found[key] for key in ("+gear", "++gear.onset_rule", "++gear.alpha")}
+    assert chosen == {"+gear": "gear", "++gear.onset_rule": "never", "++gear.alpha": "2"}
     found = command(tmp_path / "two", *words, "--credit", "gear*stare")
-    assert found["+gear"] == "mixed" and found["+gear.second"] == "{name:stare}"
+    assert found["+gear"] == "mixed" and found["++gear.second"] == "{name:stare}"
 
 
 def test_another_models_weights_are_the_teachers_there_too(tmp_path, monkeypatch):
     (tmp_path / "large").mkdir()
     monkeypatch.chdir(tmp_path)
     given = command(tmp_path / "out", *CHAIN, *BATCH, "--credit", "rlsd", "--teacher_model", "./large")
-    assert given["gear.teacher_model"] == str(tmp_path / "large")
+    assert given["++gear.teacher_model"] == str(tmp_path / "large")
     assert "teacher_model" not in (tmp_path / "out" / "launch.sh").read_text().partition("set -euo")[0]
-    assert "gear.teacher_model" not in command(tmp_path / "none", *CHAIN, *BATCH)
+    assert "++gear.teacher_model" not in command(tmp_path / "none", *CHAIN, *BATCH)
 
 
 def test_a_short_name_is_written_as_the_folder_of_its_model(tmp_path, monkeypatch):

@@ -4,7 +4,8 @@ import yaml
 
 from gear_rl.arena.task import get_task
 from gear_rl.cli.progress import ProgressLine
-from gear_rl.runs.config import build_method, load_config
+from gear_rl.method_builder import build_method
+from gear_rl.runs.config import load_config
 from gear_rl.runs.resolved import RUN_FILE
 from support.commands import gear
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from gear_rl.arena.model import load as load_arena
-from gear_rl.credit.config import CreditConfig
+from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.verl import checks
 from gear_rl.engines.verl.checks import VerlSettings, reads_reference
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
 from gear_rl.runs.verl.settings import group_of, read_settings
-from gear_rl.signals.signal import needs_teacher
+from gear_rl.signals.table import needs_teacher
 from gear_rl.traits import distillation_of
 
 REWEIGHTING = [name for name, cls in METHODS.items() if distillation_of(cls()) is None]
@@ -56,16 +56,16 @@ def check(config: Config) -> VerlSettings:
 def test_no_name_means_two_settings(name):
     """Method and credit step share one level, so a name that both had would be read once only."""
     own = {f.name for f in dataclasses.fields(METHODS[name])}
-    of_step = {f.name for f in dataclasses.fields(CreditConfig)}
-    of_agents = {f.name for f in dataclasses.fields(VerlSettings)}
-    assert not own & of_step and not (own | of_step) & (of_agents | {"credit", "teacher"})
+    of_engine = {f.name for f in dataclasses.fields(EngineConfig)}
+    of_run = {"credit", "teacher", "environment", "privileged"}
+    assert not own & of_engine and not (own | of_engine) & of_run
 
 
 @pytest.mark.parametrize("name", REWEIGHTING)
 def test_a_method_that_reweights_runs_and_its_group_is_its_defaults(name):
     settings = read_settings(group_of(name))
     assert settings.method == METHODS[name]()
-    assert settings.config == CreditConfig(credit_batch_size=8).resolved(METHODS[name](), announce=False)
+    assert settings.config == EngineConfig(credit_batch_size=8).resolved(METHODS[name](), announce=False)
     teacher = {"teacher": "base"} if name == "cast" else {}  # live it would be the student
     assert check(config_of({"credit": name} | teacher)).method.name == name
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from engines import tiny
-from gear_rl.signals.batch import Completions, left_padded
+from gear_rl.rollouts import Completions, left_padded
 
 
 def right_padded(rows, fill=0, width=9):

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from engines.positions import MODELS, made
+from gear_rl.model.forwards import padding_moves_positions, takes_positions
 from gear_rl.signals.confidence import AnswerConfidence
-from gear_rl.signals.forwards import padding_moves_positions, takes_positions
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
 from signals.rows import prompts_of
 from signals.test_every_pass import COMPLETIONS, GIVEN, HINTED, PROMPTS

@@ -9,9 +9,9 @@ from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
 from engines import tiny
-from gear_rl.signals.forwards import head_of, hidden_states
+from gear_rl.model.forwards import head_of, hidden_states
+from gear_rl.model.teacher import CopyTeacher
 from gear_rl.signals.passes import KeptStates
-from gear_rl.signals.teacher import CopyTeacher
 from signals.rows import (
     completions_of,
     counted,

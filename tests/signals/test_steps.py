@@ -19,7 +19,7 @@ from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.step import step
 from gear_rl.engines.models import check_reward_model
 from gear_rl.methods import StepScores
-from gear_rl.signals.batch import left_padded
+from gear_rl.rollouts import left_padded
 from gear_rl.signals.steps import PrmScore, StepId, StepScore, reward_model, token_places
 from gear_rl.signals.turns import TurnReward
 from support import batches
@@ -33,9 +33,10 @@ def engine():
     return PlainEngine(fast, tiny.model(len(fast)))
 
 
-def written(engine, *texts, **changes):
+def written(engine, *texts, **logged):
     """Rollouts with these completions; ``|`` is an end of turn, which is no text."""
-    return batches.written(engine.tokenizer, [text.replace("|", "<|im_end|>") for text in texts], **changes)
+    texts = [text.replace("|", "<|im_end|>") for text in texts]
+    return batches.written(engine.tokenizer, texts, logged=logged)
 
 
 def pieces(engine, batch, values, b=0):

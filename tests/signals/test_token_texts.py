@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerFast
 from engines import tiny
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.step import step
+from gear_rl.engine import token_texts
 from gear_rl.methods import Gear
 from gear_rl.signals.answers import AnswerRegion
-from gear_rl.signals.engine import token_texts
 from gear_rl.signals.steps import StepId, token_places
 from gear_rl.signals.text_units import SentenceId
 from support import batches
@@ -88,6 +88,6 @@ def test_records_show_the_text_of_the_completion():
         rows=[{"answer": "42"}] * 2,
     )
     config = CreditConfig(teacher_model_kind="live").resolved(Gear())
-    engine = PlainEngine(LLAMA, net, config)
+    engine = PlainEngine(LLAMA, net)
     step(batch, Gear(), engine, config)
     assert "".join(engine.records[0].tokens) == "It is 42. So \ufffd\ufffd"

@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 
-from gear_rl.credit.config import CreditConfig
-from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, RolloutBatch
-from gear_rl.signals.engine import OneProcess
+from gear_rl.engine import ForwardRequest, OneProcess
+from gear_rl.model.teacher import CopyTeacher, Teacher
+from gear_rl.rollouts import Completions, Prompts, RolloutBatch
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.signal import names_of
-from gear_rl.signals.teacher import CopyTeacher, Teacher
 
 
 def batch_of(ids: torch.Tensor, mask: torch.Tensor | None = None, **changes: Any) -> RolloutBatch:
@@ -51,13 +50,12 @@ class PlainEngine(OneProcess):
 
     max_positions = None
 
-    def __init__(self, tokenizer: Any, model: Any = None, config: CreditConfig | None = None) -> None:
+    def __init__(self, tokenizer: Any, model: Any = None) -> None:
         self.means = list[float]()
         self.tokenizer, self.logged, self.records = tokenizer, dict[str, float](), list[Any]()
         if model is not None:
             self.passes = ModelPasses(
                 model=model,
-                skip_first_tokens=0 if config is None else config.teacher_skip_first_tokens,
                 pad_id=tokenizer.pad_token_id,
                 teacher=Teacher(),
                 reference=CopyTeacher(model),

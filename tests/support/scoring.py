@@ -2,9 +2,10 @@
 
 import torch
 
-from gear_rl.signals.batch import ForwardRequest
+from gear_rl.engine import ForwardRequest
+from gear_rl.model.teacher import Teacher
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.teacher import Teacher
+from gear_rl.signals.table import signals_of
 from gear_rl.types import TokenSignals
 
 GIVEN = {"pad_id": 0, "teacher": Teacher(), "reference": Teacher(), "share_prompts": False}
@@ -12,7 +13,7 @@ GIVEN = {"pad_id": 0, "teacher": Teacher(), "reference": Teacher(), "share_promp
 
 def request_of(needs, completions, student, teachers=(), row_B=None, inputs=None):
     return ForwardRequest(
-        needs=needs,
+        needs=signals_of(needs),
         step=0,
         completions=completions,
         student=student,

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 import gear_rl
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.step import step
-from gear_rl.methods import method_of
-from gear_rl.signals.batch import RolloutBatch
+from gear_rl.method_builder import build_method
+from gear_rl.rollouts import RolloutBatch
 from support.batches import PlainEngine
 from verl_cpu.harness import Run
 
@@ -38,7 +38,7 @@ def credited(
     batch: Mapping[str, Any], model: Path, method: str, tools: list[Any] | None = None
 ) -> dict[str, Any]:
     """What the credit step makes of the rollouts of a run, with the weights in a folder: its `CreditResult`."""
-    assigner = method_of(method)
+    assigner = build_method(method)
     config = CreditConfig(teacher_model_kind="live").resolved(assigner)
     weights = Qwen3ForCausalLM.from_pretrained(model, local_files_only=True).eval()
     engine = EngineWithTools(AutoTokenizer.from_pretrained(model), weights, config)

@@ -14,12 +14,13 @@ import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
 from gear_rl.arena.model import load
-from gear_rl.signals.batch import Completions, ForwardRequest, left_padded
+from gear_rl.engine import ForwardRequest
+from gear_rl.model.teacher import Teacher
+from gear_rl.rollouts import Completions, left_padded
 from gear_rl.signals.confidence import AnswerConfidence
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
 from gear_rl.signals.signal import FOLD_SIGNALS
-from gear_rl.signals.teacher import Teacher
 from gear_rl.signals.transport import TransportDistance
 
 RANKS, ROWS, TOKENS = 2, 8, 12

@@ -15,7 +15,7 @@ from datasets import Dataset
 
 import gear_rl.engines.trl.trainer as engine
 from gear_rl import GEARConfig, GEARTrainer
-from gear_rl.methods import method_of
+from gear_rl.method_builder import build_method
 
 
 class Replayed(GEARTrainer):
@@ -84,7 +84,7 @@ def replay(
             lambda **_: rewards,
             arguments,
             Dataset.from_list(rows),
-            credit=method_of(credit),
+            credit=build_method(credit),
         )
         trainer.schemas = tools
         trainer.rollouts_of = {

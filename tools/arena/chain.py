@@ -1,7 +1,5 @@
 """The checkpoint of "chain": a competent student, which is then taught a short habit of slips."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import random
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Checks of a checkpoint: its reward alone and with references, and whether it errs as it was taught."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import chain

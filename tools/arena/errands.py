@@ -3,8 +3,6 @@
 Demonstrations wait now and then.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import random
 from collections.abc import Callable, Iterable
 from functools import cache

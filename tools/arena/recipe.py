@@ -4,8 +4,6 @@ Stage 1 teaches the task, with a reference and without. Stage 2 teaches the mist
 problem's reference, so that it errs often and the same weights with the reference hardly.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import math
 import random
 import re

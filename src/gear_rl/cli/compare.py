@@ -1,6 +1,5 @@
 """``gear compare``: does a method help?"""
 
-import json
 import logging
 import os
 from datetime import timedelta
@@ -28,7 +27,10 @@ from gear_rl.cli.score import TASK_HELP, TIER_HELP, is_given, refuse, refuse_wor
 from gear_rl.errors import InputError
 
 if TYPE_CHECKING:
+    from gear_rl.lab.cells import Cell
     from gear_rl.lab.compare import Plan
+    from gear_rl.lab.report import Findings
+    from gear_rl.lab.verdict import Verdict
 
 
 QUICK = {"methods": "gear", "seeds": 3, "rates": 1, "steps": 6, "n_eval": 24, "samples": 1}
@@ -78,8 +80,10 @@ def compare(
     rows, or the share that reach success_reward where rewards take two values
     only. Further tiers of eval_dataset are shown beside.
     """
-    from gear_rl.lab.compare import compared, plan_of, save
+    from gear_rl.lab.cells import RUNS
+    from gear_rl.lab.compare import compared, plan_of
     from gear_rl.lab.lineup import split_methods
+    from gear_rl.lab.report import save
     from gear_rl.lab.statistics import LEAST
     from gear_rl.runs.arena import task_of
 
@@ -117,23 +121,23 @@ def compare(
     jobs = jobs or os.cpu_count() or 1
     if plan.seeds < LEAST:
         say(f"--seeds: {plan.seeds}; these runs will end without a verdict, which needs {LEAST} or more")
-    rows, tuned = run_plan_with_bar(plan, out / "cells", jobs=jobs, console=error_console)
-    comparison = compared(plan, rows, tuned, command=command_line())
-    save(comparison, out)
+    cells, tuned = run_plan_with_bar(plan, out / "cells", jobs=jobs, console=error_console)
+    findings = compared(plan, cells, tuned, command=command_line())
+    save(findings, out)
     if as_json:
-        typer.echo(json.dumps(comparison, indent=1))
+        typer.echo(findings.model_dump_json(indent=1))
     else:
-        out_console.print(verdict_table(comparison))
-    say(f"wrote {out}/comparison.json, report.html and plots")
-    failures = comparison["comparisons"][0]["failed"]
-    if failures:
-        say(f"{len(failures)} runs failed; run the same command again")
+        out_console.print(verdict_table(findings))
+    say(f"wrote {out}/{RUNS}, report.html and plots")
+    failed = sum(cell.error is not None for cell in cells)
+    if failed:
+        say(f"{failed} runs failed; run the same command again")
         raise typer.Exit(1)
 
 
 def run_plan_with_bar(
     plan: "Plan", folder: Path, *, jobs: int, console: Console
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+) -> tuple[list["Cell"], dict[str, dict[str, Any]]]:
     """``run_plan`` with a progress bar; a run that fails is printed at once."""
     from gear_rl.lab.compare import run_plan
 
@@ -159,51 +163,56 @@ def run_plan_with_bar(
                 console.print(f"{todo} runs to do, {jobs} at a time{kept}", highlight=False)
             total = done + todo
 
-        def each(cell: dict[str, Any]) -> None:
+        def each(cell: "Cell") -> None:
             nonlocal done
             done += 1
-            if done == 1 and cell["error"] is None:
-                about(cell["seconds"])
-            name = f"{cell['method']}, rate {cell['rate']:g}, seed {cell['seed']}"
+            if done == 1 and cell.error is None and cell.seconds is not None:
+                about(cell.seconds)
+            name = f"{cell.method}, rate {cell.rate:g}, seed {cell.seed}"
             progress(name, done, total)
-            if cell.get("error") is not None:
-                console.print(f"{name} FAILED: {cell['error']}", highlight=False, markup=False)
+            if cell.error is not None:
+                console.print(f"{name} FAILED: {cell.error}", highlight=False, markup=False)
 
         return run_plan(plan, folder, jobs=jobs, each=each, estimate=estimate, expect=expect)
 
 
-def verdict_table(comparison: dict[str, Any]) -> Group:
+def verdict_table(findings: "Findings") -> Group:
     """The numbers as a table that fits 80 columns, and every verdict as a line under it."""
-    one, settings = comparison["comparisons"][0], comparison["settings"]
-    reward, rows = one["outcome"] == "reward", list[dict[str, str]]()
+    c, settings, rows = findings.comparison, findings.settings, list[dict[str, str]]()
+    assert c is not None
+    reward = c.outcome == "reward"
     end = "reward" if reward else "after"
-    for row in one["verdicts"]:
-        gap, ends = row["difference"], row["difference_interval"]
-        cells = {"method": row["method"], "rate": "-" if row["rate"] is None else f"{row['rate']:g}"}
-        cells[end] = number_or_dash(row["mean"])
+    for v in c.verdicts:
+        gap, ends = v.difference, v.difference_interval
+        row = {"method": v.method, "rate": "-" if v.rate is None else f"{v.rate:g}"}
+        row[end] = number_or_dash(v.mean)
         if reward:
-            cells["right"] = number_or_dash(row["success"])
-        cells["lost"] = str(len(row["lost_seeds"]))
-        cells["gain"] = "" if gap is None else f"{gap:+.3f}"
-        interval = f"{ends[0]:+.3f} to {ends[1]:+.3f}" if ends else "" if gap is None else "too few seeds"
-        cells[f"{one['level']:.0%}"] = interval
-        if one["ceiling"] is not None:
-            share, around = row["share"], row["share_interval"]
-            words = f"{around[0]:.2f} to {around[1]:.2f}" if around else "too few seeds"
-            cells["of the oracle's"] = "" if share is None else f"{share:.2f} ({words})"
-        rows.append(cells)
-    before = {"method": "[dim]before[/dim]", end: number_or_dash(one["verdicts"][0]["before"])}
+            row["right"] = number_or_dash(v.success)
+        row["lost"] = str(len(v.lost_seeds))
+        row["gain"] = "" if gap is None else f"{gap:+.3f}"
+        interval = f"{ends.low:+.3f} to {ends.high:+.3f}" if ends else "" if gap is None else "too few seeds"
+        row[f"{c.level:.0%}"] = interval
+        if c.ceiling is not None:
+            words = "{:.2f} to {:.2f}".format(*v.share_interval) if v.share_interval else "too few seeds"
+            row["of the oracle's"] = "" if v.share is None else f"{v.share:.2f} ({words})"
+        rows.append(row)
+    before = {"method": "[dim]before[/dim]", end: number_or_dash(c.verdicts[0].before)}
     rows.insert(0, dict.fromkeys(rows[0], "") | before)
     title = (
-        f"{settings['place']} ({settings['use']}): {one['steps']} steps of {settings['rollouts']} "
+        f"{settings['place']} ({settings['use']}): {c.steps} steps of {settings['rollouts']} "
         f"rollouts, {settings['n_eval']} held-out problems, {settings['samples']} sampled answers each"
     )
-    table = table_of(title, rows, left=("method", f"{one['level']:.0%}", "of the oracle's"))
+    table = table_of(title, rows, left=("method", f"{c.level:.0%}", "of the oracle's"))
     table.box, table.pad_edge = box.SIMPLE, False
-    verdicts = [f"{escape(row['method'])}: {row['words']}" for row in one["verdicts"][1:]]
-    if one["advice"]:
-        verdicts.append(f"For a verdict {one['advice']}.")
-    if reward and one["rewards"] and one["rewards"][1] > one["full_marks"]:
-        reach = f"{one['full_marks']:g}, but rewards reach {one['rewards'][1]:g}"
+    verdicts = [f"{escape(v.method)}: {v.words}{_at_its_rate(v, c.baseline)}" for v in c.verdicts[1:]]
+    if c.advice:
+        verdicts.append(f"For a verdict {c.advice}.")
+    if reward and c.rewards and c.rewards[1] > c.full_marks:
+        reach = f"{c.full_marks:g}, but rewards reach {c.rewards[1]:g}"
         verdicts.append(f"success_reward: {reach}; give full marks, from which the column right counts")
     return Group(table, *verdicts)
+
+
+def _at_its_rate(v: "Verdict", baseline: str) -> str:
+    ends = v.at_its_rate and v.at_its_rate.interval
+    return f" ({ends.low:+.3f} to {ends.high:+.3f} over {baseline} at its rate)" if ends else ""

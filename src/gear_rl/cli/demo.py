@@ -1,8 +1,5 @@
 """``gear demo``: a small language model learns on this machine."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import json
 import shutil
 import sys
@@ -39,9 +36,10 @@ def demo(
     from gear_rl.cli.progress import ProgressLine
     from gear_rl.engines.folder import RunFolder
     from gear_rl.lab.training import Between
+    from gear_rl.method_builder import build_method
     from gear_rl.records import read_records
     from gear_rl.runs.arena import arena_config, sampled_rewards, task_of
-    from gear_rl.runs.config import build_method, parse_overrides, parse_word, put
+    from gear_rl.runs.config import parse_overrides, put_word
     from gear_rl.runs.machine import use_few_threads
     from gear_rl.runs.resolved import RECORDS
     from gear_rl.runs.trainer import train
@@ -49,12 +47,13 @@ def demo(
     from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
     from gear_rl.view.run import save_run_page
     from gear_rl.view.terminal import choose, rollout_panel
+    from gear_rl.yaml_values import parse_word
 
     given: dict[str, Any] = {"credit": parse_word(credit)}
     for key, text in parse_overrides(context.args):
         if not key.startswith("credit."):
             raise InputError(f"--{key}: no such option; see `gear demo --help`")
-        put(given, key, parse_word(text))
+        put_word(given, key, parse_word(text))
     settings = given["credit"]
     show_log()
     arena = task_of(task, tier)

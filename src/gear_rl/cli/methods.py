@@ -20,8 +20,9 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
 ) -> None:
     """List the credit-assignment methods, the signals they need, and their settings."""
-    from gear_rl.methods import COMBINED, METHODS
-    from gear_rl.runs.config import build_method, settings_of
+    from gear_rl.method_builder import COMBINED, build_method
+    from gear_rl.methods import METHODS
+    from gear_rl.settings import settings_of
     from gear_rl.signals.signal import names_of
     from gear_rl.traits import distillation_of, engine_settings_of, is_additive
 
@@ -58,9 +59,8 @@ def methods(
     else:
         table = Table("setting", "default", "meaning")
         for setting in rows[0]["settings"]:
-            choices = f" [{' | '.join(setting['choices'])}]" if setting["choices"] else ""
             default = escape(str(setting["default"]).replace("\n", r"\n"))
-            table.add_row(setting["name"], default, escape((setting["help"] or "") + choices))
+            table.add_row(setting["name"], default, escape(f"{setting['help']} [{setting['takes']}]"))
         out_console.print(table)
         if rows[0]["engine"]:
             words = ", ".join(f"{key}: {value}" for key, value in rows[0]["engine"].items())

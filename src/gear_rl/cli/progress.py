@@ -1,8 +1,5 @@
 """The progress of a run: one line with the numbers that matter and the time left."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import time
 from datetime import timedelta
 from typing import Any

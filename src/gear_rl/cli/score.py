@@ -96,12 +96,12 @@ def score(
     with progress_bar(error_console, "scoring ") as progress:
         document, rows = run(chosen, material, progress=progress)
     if report is not None:
-        from gear_rl.lab.report import findings, save_report
+        from gear_rl.lab.report import Findings, save_report
 
-        page = findings(
+        page = Findings(
             title=f"Where credit lands: {_title(document)}",
             command=command_line(),
-            localisations=[places_of(document, rows)],
+            localisation=places_of(document, rows),
             settings={"n": document["n"], "methods": sorted(chosen)},
             versions=document["versions"],
         )

@@ -37,7 +37,8 @@ def train(
     \b
     gear train --model arena --dataset arena --reward arena --max_steps 20
     """
-    from gear_rl.runs.config import build_method, load_config
+    from gear_rl.method_builder import build_method
+    from gear_rl.runs.config import load_config
 
     chosen = load_config(config, context.args)
     if dry_run:

@@ -15,11 +15,12 @@ def view(
         list[Path], typer.Argument(help="A record file or a run's folder; --html takes several.")
     ],
     number: Annotated[list[int] | None, typer.Option(help="Which record, from 0; may be repeated.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Write a picture (.svg or .png) instead.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write a picture (.svg) instead.")] = None,
     prompts: Annotated[bool, typer.Option("--prompts", help="Show the whole prompts.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with every record instead.")] = None,
 ) -> None:
     """Show the credit of recorded completions: terminal, picture or page."""
+    from gear_rl.lab.cells import RUNS
     from gear_rl.records import read_records
     from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
     from gear_rl.view.html import save_html
@@ -27,7 +28,7 @@ def view(
     from gear_rl.view.terminal import choose, rollout_panel
 
     for file in files:
-        if (file / "comparison.json").exists():
+        if (file / RUNS).exists():
             raise InputError(f"{file} is a comparison, which keeps no completions; open {file}/report.html")
     files = [file / "records.jsonl" if file.is_dir() else file for file in files]
     for file in files:

@@ -6,12 +6,13 @@ A method's own settings are the method's fields, an engine's are the engine's.
 import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_args
+from dataclasses import dataclass
+from inspect import get_annotations
+from typing import Any, Literal, TypeVar
 
-from gear_rl.errors import check_types
+from gear_rl.model.teacher import TeacherKind
+from gear_rl.settings import Count, Positive, Share, Whole, check_settings, setting_field
 from gear_rl.signals.answers import check_pattern
-from gear_rl.signals.teacher import TeacherKind
 from gear_rl.traits import engine_settings_of
 from gear_rl.types import CreditAssigner
 
@@ -36,6 +37,7 @@ DEFAULT_TEMPLATE = (
 DEFAULT_HINT = "Reference solution for the problem below:\n{privileged_context}\n\n"
 """The text whose ids are spliced before the student's prompt by default."""
 
+
 METHOD_SETTINGS: dict[str, Any] = {
     "teacher_model_kind": "live",
     "teacher_update_rate": 0.05,
@@ -47,9 +49,9 @@ METHOD_SETTINGS: dict[str, Any] = {
 """Settings that a method may set with its ``engine_settings``, and their defaults where it does not."""
 
 
-def _setting(default: Any, help: str) -> Any:
-    """A field with its one description, which command lines show as well."""
-    return field(default=default, metadata={"help": help})
+def _method_setting(name: str, help: str) -> Any:
+    """The field of one of ``METHOD_SETTINGS``."""
+    return setting_field(None, f"{help} None for the method's own, else {METHOD_SETTINGS[name]}.")
 
 
 @dataclass(kw_only=True)
@@ -61,94 +63,87 @@ class CreditConfig:
 
     >>> CreditConfig(teacher_skip_first_tokens=-1)
     Traceback (most recent call last):
-    ValueError: teacher_skip_first_tokens: -1; give 0 or more
+    gear_rl.errors.InputError: teacher_skip_first_tokens: -1; give a whole number of 0 or more
     """
 
-    teacher_model_kind: str | None = _setting(
-        None,
+    teacher_model_kind: TeacherKind | None = _method_setting(
+        "teacher_model_kind",
         "Whose weights the teacher has: 'live' (the student's current ones), 'base' (those at the "
-        "start), 'ema' (moving average) or 'sync' (a copy renewed every `teacher_sync_steps` steps). None for "
-        "the method's own, else 'live'.",
+        "start), 'ema' (moving average) or 'sync' (a copy renewed every `teacher_sync_steps` steps).",
     )
-    teacher_update_rate: float | None = _setting(
-        None,
-        "Share of the student that each step mixes into an 'ema' teacher. None for the method's own, "
-        "else 0.05.",
+    teacher_update_rate: Share | None = _method_setting(
+        "teacher_update_rate", "Share of the student that each step mixes into an 'ema' teacher."
     )
-    teacher_sync_steps: int | None = _setting(
-        None,
-        "Optimizer steps between two renewals of a 'sync' teacher. None for the method's own, else 10.",
+    teacher_sync_steps: Count | None = _method_setting(
+        "teacher_sync_steps", "Optimizer steps between two renewals of a 'sync' teacher."
     )
-    teacher_prompt: str = _setting(
+    teacher_prompt: Literal["render", "splice"] = setting_field(
         "render",
         "How the teacher sees the privileged context: 'render' (the template in a user message, else a system "
         "message, through the chat template) or 'splice' (its ids before the verbatim prompt ids).",
     )
-    teacher_prompt_template: str | None = _setting(
+    teacher_prompt_template: str | None = setting_field(
         None,
         "Text with {privileged_context}, and with {prompt} for 'render'; None for the built-in one.",
     )
-    teacher_context_message: str | None = _setting(
+    teacher_context_message: Literal["first", "last"] | None = setting_field(
         None,
         "Which of several user messages of a prompt holds the privileged context with 'render': 'first' or "
         "'last'. None for the first, with a warning.",
     )
-    teacher_chat_template_kwargs: dict[str, Any] | str | None = _setting(
+    teacher_chat_template_kwargs: dict[str, Any] | str | None = setting_field(
         None,
         "Chat template arguments of the teacher's prompt; None for the student's.",
     )
-    privileged_column: str | None = _setting(
+    privileged_column: str | None = setting_field(
         None,
         "Dataset column with the privileged context; None tries privileged_context, solution, "
         "answer, ground_truth in each row.",
     )
-    privileged_sources: list[str] | None = _setting(
-        None,
+    privileged_sources: list[str] | None = _method_setting(
+        "privileged_sources",
         "Where the privileged context comes from, tried in order for each rollout: 'environment' "
         "(its privileged_context()), 'row' (a dataset column), 'sibling' (a successful rollout of the same "
         "group), 'feedback' (what a reward function logged as \"feedback\", else the tools' answers), "
-        "'prompt' (nothing but the student's own prompt), "
-        "'function'. None for the method's own, else environment, row.",
+        "'prompt' (nothing but the student's own prompt), 'function'.",
     )
-    max_privileged_tokens: int | None = _setting(
+    max_privileged_tokens: Count | None = setting_field(
         16384,
         "Longest privileged context in tokens; a completion with a longer one keeps its GRPO advantage "
         "(gear/fallback/long_context), as does one that would not fit into the model's positions with prompt and "
         "context. None for the positions alone.",
     )
-    success_reward: float | None = _setting(
-        None,
-        "Reward from which a rollout counts as a success (siblings, feedback, pass@k). None for the "
-        "method's own, else 1.",
+    success_reward: float | None = _method_setting(
+        "success_reward", "Reward from which a rollout counts as a success (siblings, feedback, pass@k)."
     )
-    teacher_contrast: str | None = _setting(
-        None,
+    teacher_contrast: str | None = _method_setting(
+        "teacher_contrast",
         "A wrong context whose signals are subtracted, so that the style of a hint cancels: "
         "'sibling' (a rollout of the group that failed), 'shuffled' (another group's context) or a dataset "
-        "column. Costs another pass. 'none' for none; None for the method's own, else none.",
+        "column. Costs another pass. 'none' for none.",
     )
-    teacher_skip_first_tokens: int = _setting(
+    teacher_skip_first_tokens: Whole = setting_field(
         0,
         "Tokens at the start of every turn where the teacher is taken to agree: a thinking block "
         "that opens differently is no credit.",
     )
-    answer_pattern: str | None = _setting(
+    answer_pattern: str | None = setting_field(
         None,
         "Regular expression whose first group (or whole match) is the completion's answer, for "
         "methods that read what the answer depends on; None tries \\boxed{...}, <answer>...</answer> "
         "and #### lines.",
     )
-    credit_batch_size: int | None = _setting(
+    credit_batch_size: Count | None = setting_field(
         None,
         "Completions per forward of the credit pass; None for per_device_train_batch_size.",
     )
-    record_file: str | None = _setting(
+    record_file: str | None = setting_field(
         None,
         "Where to write one JSON line per completion with its credit, relative to the run's folder "
         "(`output_dir`; verl's trainer.default_local_dir). A file outside of it must be new: nothing there is "
         "replaced. None for nowhere.",
     )
-    record_max_mb: float = _setting(
+    record_max_mb: Positive = setting_field(
         32.0,
         "Largest size of the record file in MB; the oldest records go first.",
     )
@@ -158,27 +153,14 @@ class CreditConfig:
 
     def check(self) -> None:
         """Raise ``ValueError`` that names the first setting of another type or outside its range."""
-        check_types(self, CreditConfig)
-        self._check_method_settings()
-        if self.teacher_prompt not in ("render", "splice"):
-            raise ValueError(f"teacher_prompt: {self.teacher_prompt!r} is not one of render, splice")
-        if self.teacher_context_message not in (None, "first", "last"):
-            raise ValueError(
-                f"teacher_context_message: {self.teacher_context_message!r} is not one of first, last"
-            )
+        bases = [base for base in type(self).__mro__ if issubclass(base, CreditConfig)]
+        check_settings(self, [name for base in reversed(bases) for name in get_annotations(base)])
+        if self.privileged_sources is not None:
+            check_sources([name for name in self.privileged_sources if name != "function"] or ["row"])
         for name in ("{prompt}", "{privileged_context}"):
             needed = self.teacher_prompt == "render" or name == "{privileged_context}"
             if needed and name not in self.template:
                 raise ValueError(f"teacher_prompt_template: {self.template!r} lacks {name}; add it")
-        least = {"max_privileged_tokens": 1, "credit_batch_size": 1, "teacher_skip_first_tokens": 0}
-        for name, number in least.items():
-            value = getattr(self, name)
-            if value is not None and value < number:
-                raise ValueError(f"{name}: {value}; give {number} or more")
-        if self.record_max_mb <= 0:
-            raise ValueError(
-                f"record_max_mb: {self.record_max_mb} is too small for a record; give more than 0"
-            )
         if self.answer_pattern is not None:
             check_pattern(self.answer_pattern)
 
@@ -202,7 +184,7 @@ class CreditConfig:
             value = applied.get(name, METHOD_SETTINGS[name])
             setattr(resolved, name, list(value) if name == "privileged_sources" else value)
         try:
-            resolved._check_method_settings()
+            resolved.check()
         except (TypeError, ValueError) as error:
             raise ValueError(f"credit: engine_settings of {method.name!r}: {error}") from None
         if applied and announce:
@@ -216,18 +198,6 @@ class CreditConfig:
         if self.teacher_prompt_template is not None:
             return self.teacher_prompt_template
         return DEFAULT_HINT if self.teacher_prompt == "splice" else DEFAULT_TEMPLATE
-
-    def _check_method_settings(self) -> None:
-        """Those of ``METHOD_SETTINGS`` that are given."""
-        kind, rate, steps = self.teacher_model_kind, self.teacher_update_rate, self.teacher_sync_steps
-        if kind is not None and kind not in get_args(TeacherKind):
-            raise ValueError(f"teacher_model_kind: {kind!r} is not one of {', '.join(get_args(TeacherKind))}")
-        if self.privileged_sources is not None:
-            check_sources([name for name in self.privileged_sources if name != "function"] or ["row"])
-        if rate is not None and not 0.0 <= rate <= 1.0:
-            raise ValueError(f"teacher_update_rate: {rate} is not a share; give 0 to 1")
-        if steps is not None and steps < 1:
-            raise ValueError(f"teacher_sync_steps: {steps}; give 1 step or more")
 
 
 def check_sources(sources: Sequence[str], has_function: bool = False) -> None:

@@ -18,11 +18,11 @@ from gear_rl.credit.config import (
     CreditConfig,
     check_sources,
 )
+from gear_rl.credit.control_tokens import control_pattern, defused
+from gear_rl.engine import Engine, plain_ids
 from gear_rl.environments import PRIVILEGED_CONTEXT, is_blocks, texts_of, value_of
 from gear_rl.files import without_null
-from gear_rl.signals.batch import Prompts, RolloutBatch, left_padded, succeeds
-from gear_rl.signals.control_tokens import control_pattern, defused
-from gear_rl.signals.engine import Engine, plain_ids
+from gear_rl.rollouts import Prompts, RolloutBatch, left_padded, succeeds
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.segments import turn_ids
 
@@ -369,7 +369,7 @@ def fill(template: str, **values: str) -> str:
 
 def _rollouts(batch: RolloutBatch, engine: Engine, reads_environments: bool) -> list[Rollout]:
     """The batch's rollouts; control tokens in what the model and tools wrote become plain text."""
-    feedback, messages = batch.feedback, batch.messages
+    feedback, messages = batch.logged.get("feedback"), batch.messages
     # A control token would end the turn in the teacher's prompt.
     control = control_pattern(engine.tokenizer, markup=False)
     environments = batch.environments if reads_environments else None

@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import Completions, ForwardRequest, Prompts
-from gear_rl.signals.forwards import head_is_trained, head_of, unwrapped
+from gear_rl.engine import ForwardRequest
+from gear_rl.model.forwards import head_is_trained, head_of, unwrapped
+from gear_rl.model.teacher import Teacher
+from gear_rl.rollouts import Completions, Prompts
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.teacher import Teacher
 from gear_rl.tensor.distill import distillation_terms, token_logprobs
 from gear_rl.tensor.logits import Head
 from gear_rl.traits import Anchor, Distillation

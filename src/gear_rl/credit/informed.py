@@ -22,9 +22,9 @@ from torch import Tensor
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import teacher_prompts
 from gear_rl.credit.plan import CreditPlan
-from gear_rl.signals.batch import ForwardRequest, RolloutBatch
-from gear_rl.signals.engine import Engine
-from gear_rl.signals.signal import needs_teacher
+from gear_rl.engine import Engine, ForwardRequest
+from gear_rl.rollouts import RolloutBatch
+from gear_rl.signals.signal import STUDENT_LOGPROB, TEACHER_LOGPROB
 from gear_rl.tensor.lists import float_list, int_list
 
 logger = logging.getLogger(__name__)
@@ -54,17 +54,18 @@ def context_logprob(
 
     0 in rows that are not scored and on tokens that are not trained. Every process must call this.
     """
-    name = "student_logprob" if contexts is None else "teacher_logprob"
+    signal = STUDENT_LOGPROB if contexts is None else TEACHER_LOGPROB
     request = ForwardRequest(
-        needs=(name,),
+        needs=(signal,),
         step=batch.step,
         completions=batch.completions,
         student=batch.student,
         teachers=() if contexts is None else [teacher_prompts(batch, engine, config, contexts)[0]],
         scored_B=scored_B,
+        skip_first_tokens=config.teacher_skip_first_tokens,
     )
     mask = batch.completions.mask & scored_B[:, None]
-    return torch.where(mask, engine.forward(request)[name], 0.0)
+    return torch.where(mask, engine.forward(request)[signal.name], 0.0)
 
 
 def stands_out(
@@ -141,7 +142,7 @@ class TeacherCheck:
     def __call__(self, plan: CreditPlan, engine: Engine, config: CreditConfig) -> None:
         """Check a batch, if its step is due; every process must call this."""
         batch, own = plan.batch, list(plan.batch.contexts)
-        if not self.is_due(batch.step) or not needs_teacher(plan.method.needs):
+        if not self.is_due(batch.step) or not any(signal.teacher for signal in plan.signals):
             return
         everywhere = engine.gather_objects(own)
         pairs = two_others(everywhere, self.pool)[batch.first : batch.first + len(own)]

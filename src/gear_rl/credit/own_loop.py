@@ -1,165 +1,212 @@
-"""Credit for a training loop of one's own: one call, in one process, without a trainer."""
+"""Credit for a training loop of one's own: a model as an engine, and one call, in one process."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gear_rl.credit.config import PRIVILEGED_COLUMNS, CreditConfig, check_teacher
+from gear_rl.credit.config import CreditConfig, check_teacher
+from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.prompts import naming_refused
-from gear_rl.credit.step import step as credit_step
-from gear_rl.signals.batch import ForwardRequest, RolloutBatch, left_padded, right_padded
-from gear_rl.signals.engine import OneProcess
-from gear_rl.signals.forwards import max_positions, unwrapped
+from gear_rl.credit.step import step
+from gear_rl.engine import ForwardRequest, OneProcess
+from gear_rl.model.forwards import max_positions, unwrapped
+from gear_rl.model.teacher import Teacher
+from gear_rl.rollouts import RolloutBatch, left_padded, right_padded
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.signal import names_of, needs_teacher
-from gear_rl.signals.teacher import Teacher
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import needs_teacher
 from gear_rl.traits import distillation_of
-from gear_rl.types import Credit, CreditAssigner
+from gear_rl.types import CreditAssigner
 
 SIBLINGS = {"group_B", "reward_B", "rewards_BR", "success_B", "transport_distance"}
 """Signals of a completion's group."""
 
 
-def token_advantages(
-    model: nn.Module,
-    tokenizer: Any,
-    prompts: Sequence[Any],
-    completions: Sequence[Sequence[int]],
-    contexts: Sequence[Any],
-    advantages: Float[Tensor, " B"] | Sequence[float],
-    method: CreditAssigner,
-    *,
-    config: CreditConfig | None = None,
-    group: Sequence[Any] | Tensor | None = None,
-    rewards: Sequence[float | None] | None = None,
-    sampled: Sequence[Sequence[bool]] | Tensor | None = None,
-    step_scores: Sequence[Any] | None = None,
-    turn_rewards: Sequence[Any] | None = None,
-    teacher: Teacher | None = None,
-    reference: Teacher | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    temperature: float = 1.0,
-    batch_size: int = 8,
-    step: int = 0,
-    means: list[float] | None = None,
-    log: Callable[[Mapping[str, float]], None] | None = None,
-) -> Credit:
-    """The advantage of every token of some completions: ``Credit.advantage``, (B, T), and the segments.
+@dataclass
+class LocalEngine(OneProcess):
+    """A model and its tokenizer as an ``Engine``, made once for a run; it writes no records.
 
-    ``prompts`` are texts or chat messages, ``completions`` lists of token ids, ``contexts`` what only the teacher
-    sees (None for nothing), ``advantages`` one number per completion. ``sampled`` marks the tokens that the
-    policy sampled; None marks all. Without the ``temperature`` of the sampling, signals are those of another
-    policy.
-    Methods that compare siblings need ``group``, a name per completion, and ``rewards``. ``step_scores`` and
-    ``turn_rewards`` are what a reward function would log. ``teacher`` has the weights that the method asks for
-    (``make_teacher``), ``reference`` the initial ones. ``means`` is a list that every call of a run gets, for
-    methods that follow a signal (``antisd``). ``log`` is called with the ``gear/*`` metrics. Raises
-    ``ValueError`` that names the argument that is missing or of another size. ``examples/loop.py`` trains with
-    it.
+    Raises ``ValueError`` for a teacher that is none and a tokenizer without a pad token.
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    teacher: Teacher | None = None
+    """The weights that the method asks for (``make_teacher``); None for the model's own."""
+    reference: Teacher | None = None
+    """The weights that the run began with; only for ``reference_logprob``."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    temperature: float = 1.0
+    """Of the sampling; with another one the signals are those of another policy."""
+    batch_size: int = 8
+    """Completions in a forward pass."""
+    seed: int = 0
+    """Of the noise on embeddings, with the step added."""
+    teacher_model: nn.Module | None = None
+    """Another model, over the same vocabulary, that is the teacher."""
+    tools: Sequence[Sequence[Any]] | None = None
+    """The functions that the prompt of each rollout shows; None for those of ``chat_template_kwargs``."""
+    means: list[float] = field(default_factory=list[float])
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    """The ``gear/*`` metrics of the last call."""
+    record_sink = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("teacher", self.teacher), ("reference", self.reference)):
+            if value is not None and not isinstance(value, Teacher):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ValueError(f"{name}: {value!r:.50} is no Teacher; give one, or leave it out")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size: {self.batch_size}; give 1 or more")
+        if self.tokenizer.pad_token_id is None:
+            raise ValueError("tokenizer: has no pad token; set tokenizer.pad_token = tokenizer.eos_token")
+
+    def rollouts(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        completions: Sequence[Sequence[int]],
+        advantages: Float[Tensor, " B"] | Sequence[float],
+        *,
+        group: Sequence[Any] | Tensor | None = None,
+        rewards: Sequence[float | None] | None = None,
+        sampled: Sequence[Sequence[bool]] | Tensor | None = None,
+        logged: Mapping[str, Sequence[Any]] | None = None,
+        step: int = 0,
+    ) -> RolloutBatch:
+        """The batch of some rollouts, each with one entry in every argument.
+
+        A row has the ``prompt``, text or chat messages, and what only the teacher sees, in a column such as
+        ``solution``. ``completions`` are lists of token ids; ``sampled`` marks the tokens that the policy
+        sampled, None all. ``group`` names the prompt, for methods that compare siblings. ``logged`` has what a
+        reward function would log as "feedback", "turn_rewards" or "step_scores". Raises ``ValueError`` that
+        names the argument of another size or kind.
+        """
+        ids = _ids_of(completions, self.model)
+        count, pad_id = len(ids), int(self.tokenizer.pad_token_id)
+        rows = _list_of("rows", rows, count)
+        for row in rows:
+            if not (isinstance(row, Mapping) and _is_prompt(cast(Mapping[str, Any], row).get("prompt"))):
+                raise ValueError(
+                    f"rows: {row!r:.50} has no prompt; give it text or a list of messages as `prompt`"
+                )
+        prompts = [row["prompt"] for row in rows]
+        marks = None if sampled is None else _list_of("sampled", sampled, count)
+        for b, own in enumerate(marks or ()):
+            _list_of("sampled", own, len(ids[b]), f"tokens of completion {b}")
+        if not isinstance(advantages, Tensor):
+            advantages = _tensor_of("advantages", _list_of("advantages", advantages, count))
+        if advantages.shape != (count,):
+            raise ValueError(
+                f"advantages: shape {tuple(advantages.shape)}; give one number for each of {count}"
+            )
+        if advantages.device.type == "cpu":  # as rewards are
+            advantages = advantages.to(next(self.model.parameters()).device)
+        device = advantages.device
+        given = [None] * count if rewards is None else _list_of("rewards", rewards, count)
+        groups = [*range(count)] if group is None else _list_of("group", group, count)
+        number = {name: g for g, name in enumerate(dict.fromkeys(groups))}
+        return RolloutBatch(
+            step=step,
+            completions=right_padded(ids, marks, pad_id, device),
+            student=left_padded(self.render(prompts, None), pad_id, device),
+            prompts=prompts,
+            rows=rows,
+            messages=[self.tokenizer.decode(own, skip_special_tokens=True) for own in ids],
+            advantage_B=advantages,
+            rewards=given,
+            rewards_BR=_tensor_of("rewards", [reward or 0.0 for reward in given]).to(device)[:, None],
+            group=[number[name] for name in groups],
+            first=0,
+            num_rollouts=count,
+            logged={name: _list_of(name, values, count) for name, values in (logged or {}).items()},
+        )
+
+    @property
+    def passes(self) -> ModelPasses:
+        """How the model's passes are run."""
+        return ModelPasses(
+            model=self.model,
+            pad_id=int(self.tokenizer.pad_token_id),
+            teacher=self.teacher or Teacher(),
+            reference=self.reference or Teacher(),
+            temperature=self.temperature,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            teacher_model=self.teacher_model,
+        )
+
+    @property
+    def max_positions(self) -> int | None:
+        return max_positions(unwrapped(self.model).config)
+
+    def render(
+        self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None
+    ) -> list[list[int]]:
+        more = self.chat_template_kwargs if chat_template_kwargs is None else chat_template_kwargs
+        options = {"add_generation_prompt": True, "return_dict": False, **more}
+
+        def ids_of(prompt: Any, tools: Sequence[Any] | None = None) -> list[int]:
+            if isinstance(prompt, str):
+                return list(self.tokenizer(prompt)["input_ids"])
+            own = options if tools is None else {**options, "tools": tools or None}
+            return self.tokenizer.apply_chat_template(prompt, **own)
+
+        with naming_refused(prompts, ids_of):
+            return [*map(ids_of, prompts, self.tools or [None] * len(prompts))]
+
+    def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
+        return self.passes.run(request)
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        self.metrics.update(metrics)
+
+
+def token_advantages(
+    rollouts: RolloutBatch, method: CreditAssigner, engine: LocalEngine, config: CreditConfig | None = None
+) -> CreditResult:
+    """The credit of every token of some rollouts, ``result.credit.advantage`` (B, T), and the signals behind it.
+
+    ``engine.rollouts`` makes the batch; ``engine.metrics`` has the step's metrics afterwards. Raises
+    ``ValueError`` for a method that would silently give another credit than its own: it lacks its teacher, its
+    group or the first weights, or distils in the loss. ``examples/loop.py`` trains with it.
+
+    >>> from gear_rl.arena.model import load
+    >>> from gear_rl.methods import Uniform
+    >>> engine = LocalEngine(*load())
+    >>> rollouts = engine.rollouts([{"prompt": "1 +1"}], [[5, 6]], advantages=[0.5])
+    >>> token_advantages(rollouts, Uniform(), engine).credit.advantage
+    tensor([[0.5000, 0.5000]])
     """
     if isinstance(method, type) or not isinstance(method, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
-            f"method: {method!r} is no method; give an object such as Gear() or method_of('gear')"
+            f"method: {method!r} is no method; give an object such as Gear() or build_method('gear')"
         )
-    objects: dict[str, Any] = {"config": config, "teacher": teacher, "reference": reference}
-    for name, value in objects.items():
-        kind = CreditConfig if name == "config" else Teacher
-        if value is not None and not isinstance(value, kind):
-            raise ValueError(f"{name}: {value!r:.50} is no {kind.__name__}; give one, or leave it out")
     config = (config or CreditConfig()).resolved(method, announce=False)
-    _check(method, config, teacher, reference, has_siblings=group is not None and rewards is not None)
-    ids = _ids_of(completions, model)
-    count = len(ids)
-    each = {"prompts": prompts, "contexts": contexts, "advantages": advantages, "group": group}
-    each |= {"rewards": rewards, "sampled": sampled, "step_scores": step_scores, "turn_rewards": turn_rewards}
-    lists = {
-        name: _list_of(name, values, count)
-        for name, values in each.items()
-        if values is not None or name in ("prompts", "contexts", "advantages")
-    }
-    pairs = zip(lists.get("sampled", ()), ids, strict=False)
-    marks = [
-        _list_of("sampled", own, len(of), f"tokens of completion {b}") for b, (own, of) in enumerate(pairs)
-    ]
-    wrong = next((prompt for prompt in lists["prompts"] if not _is_prompt(prompt)), None)
-    if wrong is not None:
-        raise ValueError(f"prompts: {wrong!r:.50} is neither text nor a list of messages; give one of them")
-    if batch_size < 1:
-        raise ValueError(f"batch_size: {batch_size}; give 1 or more")
-    if log is not None and not callable(log):
-        raise ValueError(
-            f"log: {log!r} is not called; give a function of the metrics, such as metrics.update"
-        )
-    if tokenizer.pad_token_id is None:
-        raise ValueError("tokenizer: has no pad token; set tokenizer.pad_token = tokenizer.eos_token")
-    pad_id = int(tokenizer.pad_token_id)
-    passes = ModelPasses(
-        model=model,
-        skip_first_tokens=config.teacher_skip_first_tokens,
-        pad_id=pad_id,
-        teacher=teacher or Teacher(),
-        reference=reference or Teacher(),
-        temperature=temperature,
-        batch_size=batch_size,
-    )
-    means = [] if means is None else means
-    engine = LocalEngine(tokenizer, passes, chat_template_kwargs or {}, log or (lambda metrics: None), means)
-    if not isinstance(advantages, Tensor):
-        advantages = _tensor_of("advantages", lists["advantages"])
-    if advantages.device.type == "cpu":  # as rewards are
-        advantages = advantages.to(next(model.parameters()).device)
-    device = advantages.device
-    if advantages.shape != (count,):
-        raise ValueError(f"advantages: shape {tuple(advantages.shape)}; give one number for each of {count}")
-    shown, given = engine.render(lists["prompts"], None), lists.get("rewards", [0.0] * count)
-    groups = lists.get("group", [*range(count)])
-    number = {name: g for g, name in enumerate(dict.fromkeys(groups))}
-    column = config.privileged_column or PRIVILEGED_COLUMNS[0]
-    batch = RolloutBatch(
-        step=step,
-        completions=right_padded(ids, marks or None, pad_id, device),
-        student=left_padded(shown, pad_id, device),
-        prompts=lists["prompts"],
-        rows=[{column: context} for context in lists["contexts"]],
-        messages=[tokenizer.decode(own, skip_special_tokens=True) for own in ids],
-        advantage_B=advantages,
-        rewards=given,
-        rewards_BR=_tensor_of("rewards", [reward or 0.0 for reward in given]).to(device)[:, None],
-        group=[number[name] for name in groups],
-        first=0,
-        num_rollouts=count,
-        step_scores=lists.get("step_scores"),
-        turn_rewards=lists.get("turn_rewards"),
-    )
-    return credit_step(batch, method, engine, config).credit
+    _check(rollouts, method, engine, config)
+    engine.metrics.clear()
+    return step(rollouts, method, engine, config)
 
 
-def _check(
-    method: CreditAssigner,
-    config: CreditConfig,
-    teacher: Teacher | None,
-    reference: Teacher | None,
-    *,
-    has_siblings: bool,
-) -> None:
+def _check(rollouts: RolloutBatch, method: CreditAssigner, engine: LocalEngine, config: CreditConfig) -> None:
     """Raise ``ValueError`` for a method that would silently give another credit than its own."""
-    kind, sources = config.teacher_model_kind, config.privileged_sources or []
+    kind, names = config.teacher_model_kind, {*names_of(method.needs)}
     if distillation_of(method) is not None:
         raise ValueError(
             f"method: {method.name!r} distils in the loss, which is yours; set sampled=True (opsd, sdpo; sdpg "
             "with anchor='none'), which makes it an advantage"
         )
-    if not has_siblings and (SIBLINGS & {*names_of(method.needs)} or "sibling" in sources):
+    compares = SIBLINGS & names or "sibling" in (config.privileged_sources or ())
+    alone = len({*rollouts.group}) == len(rollouts.group) > 1
+    if compares and (alone or not rollouts.judged().any()):
         raise ValueError(f"group, rewards: {method.name!r} compares the completions of a group; give both")
-    if reference is None and "reference_logprob" in names_of(method.needs):
+    if engine.reference is None and "reference_logprob" in names:
         raise ValueError(
             f"reference: {method.name!r} reads the first weights; make them with make_teacher('base', model)"
         )
-    if teacher is None and needs_teacher(method.needs):
+    if engine.teacher is None and engine.teacher_model is None and needs_teacher(method.needs):
         check_teacher(config)
         if kind != "live":
             raise ValueError(
@@ -213,39 +260,3 @@ def _ids_of(completions: Any, model: nn.Module) -> list[list[int]]:
                 'ids, such as tokenizer(text)["input_ids"], and mark by sampled what is not trained'
             )
     return [[*own] for own in listed]
-
-
-@dataclass
-class LocalEngine(OneProcess):
-    """A model and its tokenizer as an ``Engine``, which writes no records."""
-
-    tokenizer: Any
-    passes: ModelPasses
-    chat_template_kwargs: Mapping[str, Any]
-    sink: Callable[[Mapping[str, float]], None]
-    means: list[float]
-    record_sink = None
-
-    @property
-    def max_positions(self) -> int | None:
-        return max_positions(unwrapped(self.passes.model).config)
-
-    def render(
-        self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None
-    ) -> list[list[int]]:
-        more = self.chat_template_kwargs if chat_template_kwargs is None else chat_template_kwargs
-        options = {"add_generation_prompt": True, "return_dict": False, **more}
-
-        def ids_of(prompt: Any) -> list[int]:
-            if isinstance(prompt, str):
-                return list(self.tokenizer(prompt)["input_ids"])
-            return self.tokenizer.apply_chat_template(prompt, **options)
-
-        with naming_refused(prompts, ids_of):
-            return [ids_of(prompt) for prompt in prompts]
-
-    def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
-        return self.passes.run(request)
-
-    def log(self, metrics: Mapping[str, float]) -> None:
-        self.sink(metrics)

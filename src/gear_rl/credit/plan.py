@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from jaxtyping import Bool
 from torch import Tensor
 
-from gear_rl.signals.batch import ForwardRequest, Prompts, RolloutBatch
+from gear_rl.credit.config import CreditConfig
+from gear_rl.engine import ForwardRequest
+from gear_rl.rollouts import Prompts, RolloutBatch
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 
 FALLBACKS = ("no_context", "long_context", "non_finite", "no_token")
@@ -20,6 +22,8 @@ class CreditPlan:
 
     method: CreditAssigner
     """As it is at the batch's step."""
+    signals: Sequence[Signal]
+    """Those that the method needs."""
     batch: RolloutBatch
     """With the privileged contexts that were found."""
     sources: Sequence[str | None]
@@ -30,12 +34,12 @@ class CreditPlan:
     """True on the completions whose signals will be read."""
     fallback_B: Mapping[str, Bool[Tensor, " B"]]
     """For each of ``FALLBACKS`` the completions that keep their GRPO advantage for that reason."""
+    config: CreditConfig
+    """``resolved`` for the method."""
     source_names: Sequence[str]
     """The sources of privileged contexts that are tried, in order; empty if the method never reads one."""
 
-    def request(
-        self, needs: Sequence[str | Signal], inputs: Mapping[str, Tensor] | None = None
-    ) -> ForwardRequest:
+    def request(self, needs: Sequence[Signal], inputs: Mapping[str, Tensor] | None = None) -> ForwardRequest:
         """The passes that compute these signals; ``inputs`` are the other signals that they read, by name."""
         return ForwardRequest(
             needs=needs,
@@ -44,6 +48,7 @@ class CreditPlan:
             student=self.batch.student,
             teachers=self.teachers,
             scored_B=self.scored_B,
+            skip_first_tokens=self.config.teacher_skip_first_tokens,
             inputs=inputs or {},
         )
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gear_rl.credit.control_tokens import control_pattern
 from gear_rl.environments import texts_of
-from gear_rl.signals.control_tokens import control_pattern
 
 _CONTENT = "THE CONTENT OF A MESSAGE"
 

@@ -6,10 +6,9 @@ from torch import Tensor
 
 from gear_rl.credit.metrics import weights
 from gear_rl.credit.plan import FALLBACKS, CreditPlan, CreditResult
+from gear_rl.engine import Tokenizer, token_texts
 from gear_rl.records import Record
-from gear_rl.signals.batch import Prompts
-from gear_rl.signals.engine import Tokenizer, token_texts
-from gear_rl.signals.signal import names_of
+from gear_rl.rollouts import Prompts
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import is_per_row
 
@@ -24,8 +23,8 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
     weight = weights(credit, batch.advantage_B, signals.mask)
     turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
     # A record has the ids of its tokens already.
-    names = [name for name in names_of(plan.method.needs) if not is_per_row(name) and name != "token_id"]
-    shown = {name: signals.get(name) for name in names}
+    names = [signal.name for signal in plan.signals if not is_per_row(signal.name)]
+    shown = {name: signals.get(name) for name in names if name != "token_id"}
     records: list[Record] = []
     for b, kept in enumerate(batch.completions.attention.bool() | signals.mask):
         own = batch.completions.ids[b][kept]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from gear_rl.signals.engine import Engine
+from gear_rl.engine import Engine
 from gear_rl.signals.signal import names_of
 from gear_rl.tensor.lists import float_list
 from gear_rl.traits import is_whole_batch

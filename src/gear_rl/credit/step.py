@@ -25,11 +25,12 @@ from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.credit.prompts import check_untemplated
 from gear_rl.credit.records import records_of
 from gear_rl.credit.siblings import cleaned, credit_beside_siblings, finite_rows, mean_over, without
+from gear_rl.engine import Engine
 from gear_rl.environments import TOOL_FAILURES
-from gear_rl.signals.batch import Prompts, RolloutBatch
-from gear_rl.signals.engine import Engine
+from gear_rl.rollouts import Prompts, RolloutBatch
 from gear_rl.signals.passes import PassSignal, skipping_first
-from gear_rl.signals.signal import BatchSignal, needs_context, needs_teacher, signals_of
+from gear_rl.signals.signal import BatchSignal
+from gear_rl.signals.table import needs_context, signals_of
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.traits import after, at_step, distillation_of, gate_of, is_additive
@@ -73,6 +74,7 @@ def prepare(
 ) -> CreditPlan:
     """The privileged contexts of the rollouts, and the completions to score; every process must call this."""
     method = at_step(method, batch.step)
+    signals = signals_of(method.needs)
     mask, advantage_B = batch.completions.mask, batch.advantage_B
     trained_B, reads_context = mask.any(-1), needs_context(method)
     rendered = reads_context and config.teacher_prompt == "render"
@@ -83,7 +85,7 @@ def prepare(
     if reads_context:
         found = contexts_of(batch, engine, config, privileged)
         shown = [found.texts]
-        if found.wrong is not None and needs_teacher(method.needs):
+        if found.wrong is not None and any(signal.teacher for signal in signals):
             # Only a teacher's signals are contrasted, not a distillation term or an answer's confidence.
             shown.append(found.wrong)
         for texts in shown:
@@ -117,11 +119,13 @@ def prepare(
     )
     return CreditPlan(
         method=method,
+        signals=signals,
         batch=batch,
         sources=sources,
         teachers=teachers,
         scored_B=scored_B,
         fallback_B=fallback_B,
+        config=config,
         source_names=sources_of(config, privileged) if reads_context else [],
     )
 
@@ -190,7 +194,7 @@ def credit_from(
 
 def collect(plan: CreditPlan, engine: Engine) -> TokenSignals:
     """The signals that the method needs; a forward pass leaves 0 in rows that are not scored."""
-    batch, signals = plan.batch, signals_of(plan.method.needs)
+    batch, signals = plan.batch, plan.signals
     plain = [signal for signal in signals if isinstance(signal, BatchSignal)]
     passes = [signal for signal in signals if not isinstance(signal, BatchSignal)]
     read = [own for signal in passes if isinstance(signal, PassSignal) for own in signal.reads]
@@ -234,18 +238,6 @@ def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: floa
         records = engine.gather_objects(records_of(plan, result, engine.tokenizer))
         if engine.rank == 0:
             engine.record_sink(records)
-
-
-def needs_passes(method: CreditAssigner) -> bool:
-    """Whether the method costs forward passes of the model.
-
-    >>> from gear_rl.methods import METHODS
-    >>> [name for name in ("uniform", "gigpo", "gear", "opsd") if needs_passes(METHODS[name]())]
-    ['gear', 'opsd']
-    """
-    return distillation_of(method) is not None or any(
-        not isinstance(signal, BatchSignal) for signal in signals_of(method.needs)
-    )
 
 
 def for_loss(batch: RolloutBatch, credit: Credit) -> Tensor:

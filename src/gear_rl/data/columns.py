@@ -1,8 +1,5 @@
 """Columns of a dataset whose values stay as they are."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportUntypedBaseClass=false
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,8 +1,5 @@
 """Datasets by name: renamed columns, unusable prompts left out, held-out rows split off."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportUnknownLambdaType=false
-
 import hashlib
 import json
 import logging
@@ -11,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from gear_rl.data.rewards.text import dotted
 from gear_rl.data.sources import read, splits_of
@@ -136,12 +133,11 @@ def prompt_fault(prompt: Any, images: bool = True) -> str | None:
         return None if prompt.strip() else "prompt is empty"
     if not isinstance(prompt, list):
         return f"prompt is neither text nor messages but {type(prompt).__name__}"
-    messages = cast(list[Any], prompt)
-    if all(isinstance(each, Mapping) and "from" in each for each in messages):
+    if all(isinstance(each, Mapping) and "from" in each for each in prompt):
         return "prompt is in ShareGPT's form; write role and content for from and value, user for human"
-    if not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in messages):
+    if not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in prompt):
         return "prompt holds a message without a role"
-    contents = [message.get("content") for message in messages]  # text, or blocks: an image is content too
+    contents = [message.get("content") for message in prompt]  # text, or blocks: an image is content too
     for each in contents:
         if not isinstance(each, str | list | None):
             return f"prompt holds a message whose content is {type(each).__name__}"
@@ -150,7 +146,7 @@ def prompt_fault(prompt: Any, images: bool = True) -> str | None:
             block.get("type") == "image" and block.get("image") is None for block in blocks
         ):
             return "prompt has an image block without an image; give the column images"
-    if messages[-1]["role"] == "assistant":
+    if prompt[-1]["role"] == "assistant":
         return (
             "prompt ends with the assistant's answer, which the student would see; if its column is messages, "
             "--columns.prompt messages.:-1 --columns.solution messages.-1.content part them"

@@ -1,19 +1,18 @@
-"""Where rows come from: the arena, reasoning-gym, verifiers, word problems, files, folders and the hub."""
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
+"""Where rows come from: the arena, reasoning-gym, verifiers, a function, files, folders and the hub."""
 
 import csv
 import gzip
 import io
 import json
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import Task, dataset_task, get_task
-from gear_rl.errors import InputError, did_you_mean
+from gear_rl.errors import InputError, did_you_mean, input_errors
+from gear_rl.user_objects import import_object
 
 _TABLES = {".csv": ",", ".tsv": "\t"}
 _TEXT_KINDS = (".jsonl", ".json", *_TABLES)
@@ -27,10 +26,14 @@ _GENERATED = {True: 4096, False: 512}
 def is_generated(name: str) -> bool:
     """Whether a generator makes the rows.
 
-    >>> is_generated("arena"), is_generated("reasoning-gym/chain_sum"), is_generated("openai/gsm8k")
+    >>> is_generated("arena"), is_generated("mine.problems:rows"), is_generated("openai/gsm8k")
     (True, True, False)
     """
-    return name.partition("/")[0] in ("arena", "reasoning-gym", "sums", "verifiers", "word-problems")
+    return name.partition("/")[0] in ("arena", "reasoning-gym", "verifiers") or _is_function(name)
+
+
+def _is_function(name: str) -> bool:
+    return re.fullmatch(r"[\w.]+:\w+", name) is not None
 
 
 def read(name: str, config: str | None, split: str, *, limit: int | None = None) -> Any:
@@ -209,7 +212,7 @@ def _generated(name: str, train: bool, limit: int | None) -> Any:
 
     family, _, rest = name.partition("/")
     count = limit or _GENERATED[train]
-    try:
+    with input_errors("dataset: "):
         if family == "arena":
             task, tier = dataset_task(name)
             made = _arena_rows(get_task(task), tier, min(count, _GENERATED[train]), train)
@@ -217,20 +220,12 @@ def _generated(name: str, train: bool, limit: int | None) -> Any:
             from gear_rl.data.adapters import reasoning_gym
 
             made = reasoning_gym.rows(rest, num=count, held_out=not train)
-        elif family == "sums":
-            from gear_rl.data.sums import sums
-
-            made = sums("train" if train else "test", count, rest)
-        elif family == "word-problems":
-            from gear_rl.data.word_problems import word_problems
-
-            made = word_problems("train" if train else "test", count, rest or None)
+        elif _is_function(name):
+            made = import_object(name, "dataset")("train" if train else "test", count)
         else:
             from gear_rl.data.adapters import verifiers
 
             made = verifiers.rows(verifiers.load_taskset(rest), num=limit)
-    except (ValueError, ImportError) as error:
-        raise InputError(f"dataset: {error}") from None
     return Dataset.from_list(made)
 
 

@@ -1,8 +1,5 @@
 """Models from folders and names: adapters on their base, and teachers with other weights. Knows no trainer."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gear_rl.signals.signal import signals_of
 from gear_rl.signals.steps import PrmScore, check_classifier
+from gear_rl.signals.table import signals_of
 from gear_rl.types import CreditAssigner
 
 _ADAPTER = "adapter_config.json"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -80,8 +80,7 @@ class ToolGuard:
         if tools:
             options["tools"] = [self.tool(tool) for tool in tools]
         if isinstance(factory, dict):
-            factories = cast(dict[str, Any], factory)
-            options["environment_factory"] = {name: self.environment(f) for name, f in factories.items()}
+            options["environment_factory"] = {name: self.environment(f) for name, f in factory.items()}
         elif factory is not None:
             options["environment_factory"] = self.environment(factory)
 
@@ -139,7 +138,7 @@ class ToolGuard:
 
         def make() -> Any:
             instance = factory()
-            cls = cast(type[Any], type(instance))
+            cls = type(instance)
             try:
                 if cls not in self._classes:
                     self._classes[cls] = self._guarded_class(cls)
@@ -179,7 +178,6 @@ class ToolGuard:
         if isinstance(messages, str):
             return {}
         counts: dict[str, int] = dict.fromkeys(("calls", *TOOL_FAILURES), 0)
-        messages = cast(Sequence[Mapping[str, Any]], messages)
         for message in messages:
             if message.get("role") == "tool":
                 kind = self.failure_of(message, tools)

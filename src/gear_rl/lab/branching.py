@@ -4,9 +4,6 @@ The value of a place in a completion is the mean reward of continuations from th
 They go through TRL's own loop, with the trainer's tools, truncation and rewards, and share their noise.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,13 +17,13 @@ from torch import Tensor
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 
+from gear_rl.engine import Engine
 from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.evaluation import unnoticed
 from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.lab.sampling import serving
-from gear_rl.signals.batch import RolloutBatch
-from gear_rl.signals.engine import Engine
-from gear_rl.signals.forwards import head_of, hidden_states
+from gear_rl.model.forwards import head_of, hidden_states
+from gear_rl.rollouts import RolloutBatch
 from gear_rl.tensor.lists import int_list
 
 _KEPT = 1 << 26

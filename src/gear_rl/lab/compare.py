@@ -2,31 +2,30 @@
 
 # pyright: reportMissingTypeStubs=false
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gear_rl.arena.task import get_task
-from gear_rl.data.objects import code_of
 from gear_rl.errors import InputError
-from gear_rl.files import replace_file
+from gear_rl.lab.cells import Cell, Outcome, name_at_rate, outcome_of
 from gear_rl.lab.lineup import BASELINE, CEILING, SFT, line_up
 from gear_rl.lab.training import Spec, finished, run_cells
+from gear_rl.method_builder import build_method
 from gear_rl.runs.arena import task_of
-from gear_rl.runs.config import build_method
+from gear_rl.user_objects import code_of
 
-Outcome = Literal["accuracy", "reward", "success"]
-"""What is compared: an arena task's own measure; of a user's run the mean reward, or the share that is right."""
+if TYPE_CHECKING:
+    from gear_rl.lab.report import Findings
+
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
 """Seeds of the runs that a learning rate is chosen by; no report has them."""
 FACTOR = 2.0
 """Between neighbours of the grid."""
-_ENDS = ("before", "after")
 MOST_STEPS = 3
 """Steps by which the grid is widened on either side before the best rate is left at its edge."""
 
@@ -78,13 +77,19 @@ class Plan:
     def tuning(self, method: str, rates: Iterable[float]) -> list[Spec]:
         """The runs that find the method's best rate: on seeds and problems that are never reported."""
         problems = self.held_out[len(reported_part(self.held_out, 2)) :]
-        settings = {"n_eval": len(problems), "first": problems.start, "samples": 1, "between": False}
+        settings = {
+            "n_eval": len(problems),
+            "first": problems.start,
+            "samples": 1,
+            "between": False,
+            "name": method,
+        }
         return [self._spec(method, rate, seed, settings) for rate in rates for seed in TUNING_SEEDS]
 
     def reported(self, rates: Mapping[str, float] = {}) -> list[Spec]:
         """Every cell that is compared, seed by seed: an interrupted comparison has whole seeds.
 
-        A method without an entry in ``rates`` takes the tier's own.
+        A method without an entry in ``rates`` takes the tier's own. The baseline also runs at the others' rates.
         """
         settings = {
             "n_eval": self.n_eval,
@@ -92,16 +97,19 @@ class Plan:
             "samples": self.samples,
             "between": True,
         }
+        rows = {method: (method, rates.get(method, self.rate)) for method in self.methods}
+        own = rows[BASELINE][1]
+        for rate in sorted({rate for name, rate in rows.values() if name != self.ceiling} - {own}):
+            rows[name_at_rate(BASELINE, rate)] = BASELINE, rate
         return [
-            self._spec(method, rates.get(method, self.rate), seed, settings)
+            self._spec(method, rate, seed, settings | {"name": name})
             for seed in range(self.seeds)
-            for method in self.methods
+            for name, (method, rate) in rows.items()
         ]
 
-    def _spec(self, method: str, rate: float, seed: int, evaluation: dict[str, Any]) -> Spec:
+    def _spec(self, method: str, rate: float, seed: int, more: dict[str, Any]) -> Spec:
         built = build_method(self.methods[method])
         return Spec(
-            name=method,
             credit=self.methods[method],
             task=self.task,
             tier=self.tier,
@@ -114,7 +122,7 @@ class Plan:
             run=self.run,
             # The repr of another object may hold its address, which no two processes share.
             resolved=(repr(built) if is_dataclass(built) else "") + _code_digest(self.methods[method]),
-            **evaluation,
+            **more,
         )
 
 
@@ -236,11 +244,11 @@ def run_plan(
     folder: Path,
     *,
     jobs: int,
-    each: Callable[[dict[str, Any]], None] = lambda cell: None,
+    each: Callable[[Cell], None] = lambda cell: None,
     estimate: Callable[[float], None] = lambda seconds: None,
     expect: Callable[[int, int], None] = lambda todo, total: None,
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The compared cells, and the search for every method's rate (`settings.rates` of the findings).
+) -> tuple[list[Cell], dict[str, dict[str, Any]]]:
+    """The compared runs, and the search for every method's rate (`settings.rates` of the findings).
 
     Runs that are finished in the folder are not repeated. ``each`` and ``estimate`` are those of ``run_cells``;
     ``expect`` gets how many are still to run, and of how many.
@@ -249,7 +257,7 @@ def run_plan(
     rates = {method: list(first) for method in plan.methods}
     tuned: dict[str, dict[str, Any]] = {}
 
-    def run(specs: list[Spec], later: int) -> list[dict[str, Any]]:
+    def run(specs: list[Spec], later: int) -> list[Cell]:
         todo = sum(finished(spec, folder) is None for spec in specs)
         expect(todo + later, len(specs) + later)
         return run_cells(specs, folder, jobs=jobs, each=each, estimate=estimate)
@@ -257,14 +265,14 @@ def run_plan(
     num_reported = plan.seeds * len(plan.methods)
     while plan.rates > 1 and len(tuned) < len(rates):
         untuned = [method for method in plan.methods if method not in tuned]
-        rows = judged(
-            run([spec for m in untuned for spec in plan.tuning(m, rates[m])], num_reported), plan.outcome
-        )
+        cells = run([spec for m in untuned for spec in plan.tuning(m, rates[m])], num_reported)
+        outcome = plan.outcome or outcome_of(cells)
         for method in untuned:
             ends: dict[float, list[float | None]] = {}
-            for row in rows:
-                if row["method"] == method:
-                    ends.setdefault(row["rate"], []).append(row.get("accuracy_after"))
+            for cell in cells:
+                if cell.method == method and cell.rate is not None:
+                    after = cell.ends(outcome)
+                    ends.setdefault(cell.rate, []).append(after and after[1])
             tried = {rate: worth(ends[rate]) for rate in sorted(ends)}
             beyond = next_rate(tried, first)
             if beyond is not None:
@@ -275,33 +283,12 @@ def run_plan(
             at_edge = chosen in (min(tried), max(tried))
             tuned[method] = {"rate": chosen, "at_edge": at_edge, "tried": shown}
     reported = run(plan.reported({method: one["rate"] for method, one in tuned.items()}), 0)
-    return judged(reported, plan.outcome), tuned
+    return reported, tuned
 
 
-def judged(rows: Sequence[dict[str, Any]], outcome: Outcome | None) -> list[dict[str, Any]]:
-    """The cells with what is compared in place of their accuracy: the mean reward, or the share that is right.
-
-    >>> row = {"graded": False, "accuracy_after": 2.5, "success_after": 0.5}
-    >>> [judged([row | {"graded": graded}], None)[0]["accuracy_after"] for graded in (False, True)]
-    [0.5, 2.5]
-    """
-    if outcome is None:
-        outcome = "reward" if any(row.get("graded") for row in rows) else "success"
-    if outcome == "success":
-        shares = {
-            f"accurac{y}_{end}": f"success{e}_{end}" for y, e in (("y", ""), ("ies", "es")) for end in _ENDS
-        }
-        rows = [row | {ours: row[name] for ours, name in shares.items() if name in row} for row in rows]
-        for row in rows:
-            row["held_out"] = [point | {"accuracy": point["success"]} for point in row.get("held_out", [])]
-    return [row | {"outcome": outcome} for row in rows]
-
-
-def compared(
-    plan: Plan, rows: Sequence[dict[str, Any]], tuned: Mapping[str, Any], *, command: str
-) -> dict[str, Any]:
-    """The findings: verdicts, cells and settings; nothing depends on time or on interruptions."""
-    from gear_rl.lab.report import findings
+def compared(plan: Plan, cells: Sequence[Cell], tuned: Mapping[str, Any], *, command: str) -> "Findings":
+    """The findings: verdicts, runs and settings; nothing depends on time or on interruptions."""
+    from gear_rl.lab.report import Findings
     from gear_rl.lab.verdict import compare
 
     # No default of ours was chosen on a user's run.
@@ -312,34 +299,23 @@ def compared(
     if plan.run is not None:
         settings["run"] = plan.run
     settings["rates"] = tuned
-    settings["engine"] = {row["method"]: row["spec"]["engine"] for row in rows if row["spec"]["engine"]}
-    timeless = [row | {"seconds": None} for row in rows]
-    return findings(
+    settings["engine"] = {method: engine for method, engine in plan.engine.items() if engine}
+    timeless = [cell.model_copy(update={"seconds": None, "versions": {}}) for cell in cells]
+    return Findings(
         title=f"Does it help? {plan.place}, for {use}",
         command=command,
-        comparisons=[compare(timeless, BASELINE, ceiling=plan.ceiling)],
         settings=settings,
-        versions=_versions(rows),
+        versions=_versions(cells),
+        comparison=compare(
+            timeless, baseline=BASELINE, ceiling=plan.ceiling, outcome=plan.outcome or outcome_of(cells)
+        ),
     )
 
 
-def _versions(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The versions that the cells ran with; all of them where they differ.
-
-    >>> _versions([{"versions": {"torch": "2.13.0"}}, {"versions": {"torch": "2.14.0"}}, {}])
-    {'torch': '2.13.0, 2.14.0'}
-    """
+def _versions(cells: Sequence[Cell]) -> dict[str, str]:
+    """The versions that the runs had; all of them where they differ."""
     seen: dict[str, set[str]] = {}
-    for row in rows:
-        for package, version in row.get("versions", {}).items():
+    for cell in cells:
+        for package, version in cell.versions.items():
             seen.setdefault(package, set()).add(version)
     return {package: ", ".join(sorted(those)) for package, those in seen.items()}
-
-
-def save(comparison: dict[str, Any], folder: Path) -> None:
-    """Write the numbers as JSON, the page and the figures, each in one step."""
-    from gear_rl.lab.report import save_plots, save_report
-
-    replace_file(folder / "comparison.json", (json.dumps(comparison, indent=1) + "\n").encode())
-    save_report(comparison, folder / "report.html")
-    save_plots(comparison, folder / "plots")

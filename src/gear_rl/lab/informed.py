@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from gear_rl.lab.statistics import LEVEL, Interval, mean_interval
-from gear_rl.signals.batch import succeeds
+from gear_rl.rollouts import succeeds
 
 Word = Literal["informed", "weak", "not informed"]
 _RANK: tuple[Word, ...] = ("not informed", "weak", "informed")

@@ -7,8 +7,7 @@ from typing import Any, cast
 from gear_rl.credit.config import CreditConfig
 from gear_rl.errors import InputError
 from gear_rl.lab.oracle import ORACLE
-from gear_rl.methods import COMBINED, COMMA, settings_in
-from gear_rl.runs.config import build_method, is_object, parse_word
+from gear_rl.method_builder import COMBINED, COMMA, build_method, credit_settings
 from gear_rl.traits import engine_settings_of
 
 BASELINE = "uniform"
@@ -52,12 +51,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     shown, given, rest = text.partition("=")
     if given and ":" not in shown:
         return shown.strip(), parse_method(rest)[1]
-    if is_object(text) and not text.startswith(f"{CEILING}:"):
-        return text, {"name": text}
-    try:
-        credit = {key: parse_word(v) if isinstance(v, str) else v for key, v in settings_in(text).items()}
-    except ValueError as error:
-        raise InputError(f"--methods: {error}") from None
+    credit = credit_settings(text, "--methods")
     stands_for = {CEILING: ORACLE, SFT: {"name": BASELINE, SFT: 1.0}}.get(credit["name"], {})
     return text, credit | stands_for
 

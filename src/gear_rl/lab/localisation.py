@@ -3,9 +3,6 @@
 Pure: scores and marks of tokens in, numbers out.
 """
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -1,8 +1,5 @@
 """A user's completions with a marked fault, for ``gear score --data``: from the file to cases and their model."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +18,12 @@ from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import read_text
 from gear_rl.engines.models import load_causal_lm, load_frozen_teacher, load_tokenizer
 from gear_rl.errors import InputError, did_you_mean
-from gear_rl.lab.material import Material, Pair, local_engine
+from gear_rl.lab.material import Material, Pair
+from gear_rl.model.forwards import max_positions
 from gear_rl.runs.config import RunConfig, load_config, parse_overrides
 from gear_rl.runs.machine import has_bfloat16, use_few_threads
 from gear_rl.runs.models import resolve_model
 from gear_rl.runs.trainer import is_arena
-from gear_rl.signals.forwards import max_positions
 
 EXAMPLE = (
     '{"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40", '
@@ -282,14 +279,13 @@ def _engine(run: RunConfig, batch: int) -> LocalEngine:
         vocabulary = int(model.get_output_embeddings().weight.shape[0])
         dtype = {"dtype": str(model.dtype).removeprefix("torch.")}
         teacher = load_frozen_teacher(resolve_model(named, "teacher_model"), dtype, tokenizer, vocabulary)
-    return local_engine(
+    return LocalEngine(
         model.eval(),
         tokenizer,
-        template | dict(settings.get("chat_template_kwargs") or {}),
+        chat_template_kwargs=template | dict(settings.get("chat_template_kwargs") or {}),
         batch_size=settings.get("credit_batch_size") or batch,
         temperature=settings.get("temperature", 1.0),
         seed=settings.get("seed", 42),  # as transformers has it
-        skip_first_tokens=settings.get("teacher_skip_first_tokens", 0),
         teacher_model=teacher if teacher is None else teacher.to(model.device),
     )
 
@@ -323,7 +319,7 @@ def _case(one: Marked, engine: LocalEngine, config: CreditConfig, max_tokens: in
     except Exception as error:  # a chat template may raise what it likes
         raise UnusableError(f"prompt: cannot be shown to the teacher ({error})") from None
     beside = len(shown) if rendered else len(shown) + len(ids(context))
-    places = max_positions(engine.passes.model.config)
+    places = max_positions(engine.model.config)
     for name, written in (("completion", wrong), (one.other_from, other)):
         if len(written) > max_tokens:
             raise UnusableError(f"{name}: {len(written)} tokens are more than --max-tokens {max_tokens}")

@@ -3,20 +3,17 @@
 The arena's, with a planted fault, are made here; a user's in `gear_rl.lab.marked`. Makes no trainer.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, TEMPLATE, Case, Task
 from gear_rl.credit.config import CreditConfig
@@ -24,11 +21,9 @@ from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.environments import RESERVED_METHODS
 from gear_rl.errors import InputError
+from gear_rl.rollouts import RolloutBatch
 from gear_rl.runs.arena import rewards_for, task_of
 from gear_rl.runs.machine import use_few_threads
-from gear_rl.signals.batch import RolloutBatch, left_padded, right_padded
-from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.teacher import Teacher
 from gear_rl.tensor.advantage import group_relative_advantage
 from gear_rl.tensor.lists import float_list
 
@@ -87,7 +82,7 @@ def arena_material(task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 
         return [_played(case, of, tokenizer) for case in of.cases(tokenizer, tier, n, reference=reference)]
 
     return Material(
-        engine=local_engine(model, tokenizer, template, batch_size=size),
+        engine=LocalEngine(model, tokenizer, chat_template_kwargs=template, batch_size=size),
         config=CreditConfig(teacher_prompt_template=TEMPLATE, answer_pattern=of.answer_pattern),
         batch=size,
         pairs=pairs("trace"),
@@ -101,35 +96,6 @@ def arena_material(task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 
             "n": n,
         },
     )
-
-
-def local_engine(
-    model: nn.Module,
-    tokenizer: Any,
-    template: Mapping[str, Any],
-    *,
-    batch_size: int,
-    temperature: float = 1.0,
-    seed: int = 0,
-    skip_first_tokens: int = 0,
-    teacher_model: nn.Module | None = None,
-) -> LocalEngine:
-    """A model as an engine before its first step, when every teacher with its weights is the model itself.
-
-    ``template`` are the chat template's arguments.
-    """
-    passes = ModelPasses(
-        model=model,
-        pad_id=int(tokenizer.pad_token_id),
-        teacher=Teacher(),
-        reference=Teacher(),
-        temperature=temperature,
-        batch_size=batch_size,
-        seed=seed,
-        skip_first_tokens=skip_first_tokens,
-        teacher_model=teacher_model,
-    )
-    return LocalEngine(tokenizer, passes, template, lambda metrics: None, [])
 
 
 def _tools(environment: Any) -> list[Any]:
@@ -188,26 +154,19 @@ def _judged(pairs: Sequence[Pair], task: Task, tier: str, credit: Mapping[str, A
 
 def rollouts_of(pairs: Sequence[Pair], rewards_BR: Float[Tensor, "B R"], engine: LocalEngine) -> RolloutBatch:
     """The completions of some pairs as a batch of groups of two."""
-    device = next(engine.passes.model.parameters()).device
     turns = [turns for pair in pairs for turns in (pair.case.faulty, pair.case.right)]
-    written = [[*chain.from_iterable(one)] for one in turns]
-    sampled = [[place % 2 == 0 for place, turn in enumerate(one) for _ in turn] for one in turns]
-    rows = [pair.row for pair in pairs for _ in range(2)]
-    prompts = [row["prompt"] for row in rows]
-    each = rewards_BR.to(device)
-    environments = [one for pair in pairs for one in pair.environments or ()]
-    return RolloutBatch(
-        step=0,
-        completions=right_padded(written, sampled, engine.passes.pad_id, device),
-        student=left_padded(engine.render(prompts, None), engine.passes.pad_id, device),
-        prompts=prompts,
-        rows=rows,
-        messages=[message for pair in pairs for message in pair.messages],
-        advantage_B=group_relative_advantage(each.sum(-1), 2),
-        rewards=float_list(each.sum(-1)),
-        rewards_BR=each,
+    reward_B = rewards_BR.to(next(engine.model.parameters()).device).sum(-1)
+    batch = engine.rollouts(
+        [pair.row for pair in pairs for _ in range(2)],
+        [[*chain.from_iterable(one)] for one in turns],
+        group_relative_advantage(reward_B, 2),
         group=[b // 2 for b in range(len(turns))],
-        first=0,
-        num_rollouts=len(turns),
-        environments=environments or None,
+        rewards=float_list(reward_B),
+        sampled=[[place % 2 == 0 for place, turn in enumerate(one) for _ in turn] for one in turns],
+    )
+    return replace(
+        batch,
+        messages=[message for pair in pairs for message in pair.messages],
+        rewards_BR=rewards_BR.to(reward_B.device),
+        environments=[one for pair in pairs for one in pair.environments or ()] or None,
     )

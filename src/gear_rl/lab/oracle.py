@@ -15,9 +15,9 @@ from torch import Tensor
 
 from gear_rl.arena.task import TruthOf
 from gear_rl.arena.truth import Truth
-from gear_rl.signals.batch import ForwardRequest, RolloutBatch
-from gear_rl.signals.engine import Engine
-from gear_rl.signals.signal import BatchSignal
+from gear_rl.engine import Engine, ForwardRequest
+from gear_rl.rollouts import RolloutBatch
+from gear_rl.signals.signal import STUDENT_LOGPROB, BatchSignal
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, Signal, TokenSignals
@@ -98,7 +98,7 @@ def by_formula(truth_of: TruthOf) -> Estimate:
         truths = [truth_of(ids, row, engine.tokenizer) for ids, row in pairs]
         right = torch.tensor([truth.right_id for truth in truths], device=completions.ids.device)
         request = ForwardRequest(
-            needs=("student_logprob",),
+            needs=(STUDENT_LOGPROB,),
             step=batch.step,
             completions=replace(completions, target_ids=torch.where(right < 0, completions.ids, right)),
             student=batch.student,

@@ -4,9 +4,6 @@ Every method is trained with the run's own settings, but for its learning rate, 
 and judged on the run's held-out rows by the run's own reward.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import json
 import logging
 import math
@@ -16,12 +13,13 @@ from itertools import chain
 from pathlib import Path
 
 from gear_rl.credit.config import METHOD_SETTINGS
-from gear_rl.data.objects import code_of
 from gear_rl.errors import InputError
-from gear_rl.lab.compare import Outcome, Plan, check_counts, reported_part
+from gear_rl.lab.cells import Outcome
+from gear_rl.lab.compare import Plan, check_counts, reported_part
 from gear_rl.lab.lineup import CEILING, line_up
 from gear_rl.lab.training import QUIET, held_out_tiers, run_config
 from gear_rl.runs.config import RunConfig
+from gear_rl.user_objects import code_of
 
 log = logging.getLogger(__name__)
 

@@ -8,17 +8,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import escape
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from gear_rl.lab.cells import Cell, Curve
 from gear_rl.lab.statistics import Interval, mean_interval
-from gear_rl.lab.verdict import Curve, cell_of, curve_of, failure_of
+from gear_rl.lab.verdict import Comparison
 from gear_rl.view.picture import figure_style, svg_of, write_figure
 from gear_rl.view.terminal import shortened, visible
+
+if TYPE_CHECKING:
+    from gear_rl.lab.report import Findings
 
 _INK, _QUIET, _BLUE, _ORANGE, _RULE = "#1a1a1a", "#6b6b6b", "#0072b2", "#d55e00", "#808080"
 _MARKERS = {"method": "o", "floor": "v", "control": "D", "ceiling": "^"}
@@ -28,8 +32,6 @@ _LOOKS: Any = {"text.parse_math": False, "font.size": 8.5}
 class Drawing(NamedTuple):
     """A figure that is drawn when it is needed."""
 
-    section: str
-    """``c0`` for the first comparison of the findings, ``l0`` for their first localisation."""
     stem: str
     """Name of its file."""
     label: str
@@ -37,35 +39,32 @@ class Drawing(NamedTuple):
     draw: Callable[[], Any]
 
 
-def drawings(document: Mapping[str, Any]) -> list[Drawing]:
-    """Every figure that the findings have numbers for, in the order of the report.
-
-    >>> drawings({"comparisons": [], "localisations": []})
-    []
-    """
+def drawings(findings: "Findings") -> list[Drawing]:
+    """Every figure that the findings have numbers for, in the order of the page."""
     figures: list[Drawing] = []
 
-    def add(section: str, place: Mapping[str, Any], kind: str, label: str, draw: Callable[[], Any]) -> None:
-        texts = (place["task"], place["tier"], kind)
-        stem = "-".join(re.sub(r"[^\w]+", "-", text).strip("-") or "x" for text in texts)
-        used = sum(re.fullmatch(rf"{stem}(-\d+)?", figure.stem) is not None for figure in figures)
-        figures.append(Drawing(section, f"{stem}-{used + 1}" if used else stem, label, draw))
+    def add(task: str, tier: str, kind: str, label: str, draw: Callable[[], Any]) -> None:
+        stem = "-".join(re.sub(r"[^\w]+", "-", text).strip("-") or "x" for text in (task, tier, kind))
+        figures.append(Drawing(stem, label, draw))
 
-    for n, c in enumerate(document["comparisons"]):
-        cells = [cell for cell in map(cell_of, c["cells"]) if failure_of(cell) is None]
-        if cells:
-            against = f"every method of {c['task']}, {c['tier']}, against {c['baseline']}"
-            measure = "reward" if c.get("outcome") == "reward" else "accuracy"
-            label = f"Final {measure} of {against}: a dot per seed, means with intervals, differences"
-            add(f"c{n}", c, "final", label, partial(_final, c, cells))
-            label = f"Held-out {measure} over the steps of {against}: mean over seeds with intervals"
-            add(f"c{n}", c, "curves", label, partial(_curves, c, cells))
-    for n, c in enumerate(document["localisations"]):
-        if any(row["auc"][0] is not None for row in c["rows"]):
-            found = f"How well each method and signal finds {c['fault']} of {c['task']}, {c['tier']}"
-            label = f"{found}: AUC with its interval"
-            add(f"l{n}", c, "localisation", label, partial(_localisation, c))
+    c, place = findings.comparison, findings.localisation
+    cells = [] if c is None else [cell for cell in c.cells if cell.error is None]
+    if c is not None and cells:
+        against = f"every method of {c.task}, {c.tier}, against {c.baseline}"
+        measure = _measure(c)
+        label = f"Final {measure} of {against}: a dot per seed, means with intervals, differences"
+        add(c.task, c.tier, "final", label, partial(_final, c, cells))
+        label = f"Held-out {measure} over the steps of {against}: mean over seeds with intervals"
+        add(c.task, c.tier, "curves", label, partial(_curves, c, cells))
+    if place is not None and any(row["auc"][0] is not None for row in place["rows"]):
+        where = f"How well each method and signal finds {place['fault']} of {place['task']}, {place['tier']}"
+        label = f"{where}: AUC with its interval"
+        add(place["task"], place["tier"], "localisation", label, partial(_localisation, place))
     return figures
+
+
+def _measure(c: Comparison) -> str:
+    return "reward" if c.outcome == "reward" else "accuracy"
 
 
 def write_png(figure: Drawing, path: Path) -> None:
@@ -85,35 +84,32 @@ def inline_svg(figure: Drawing, name: str) -> str:
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(figure.label)}"', 1)
 
 
-def _final(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
-    verdicts = c["verdicts"]
-    figure = Figure(figsize=(8.6, 0.9 + 0.36 * len(verdicts)), layout="constrained")
+def _final(c: Comparison, cells: Sequence[Cell]) -> Any:
+    figure = Figure(figsize=(8.6, 0.9 + 0.36 * len(c.verdicts)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for y, verdict in enumerate(verdicts):
-        ends = [cell["accuracy_after"] for cell in cells if cell["method"] == verdict["method"]]
+    for y, verdict in enumerate(c.verdicts):
+        ends = [cell.curve(c.outcome)[-1][1] for cell in cells if cell.method == verdict.method]
         left.plot(ends, [y + 0.2] * len(ends), "o", color=_QUIET, ms=3.5, mec="none", alpha=0.7)
-        if verdict["mean"] is not None:
-            _bar(left, y - 0.08, verdict["mean"], verdict["interval"], _QUIET if y == 0 else _BLUE)
-        shown = verdict["verdict"] in ("better", "worse")
-        if verdict["difference"] is not None:
-            colour = _ORANGE if shown else _BLUE
-            _bar(right, y, verdict["difference"], verdict["difference_interval"], colour)
+        if verdict.mean is not None:
+            _bar(left, y - 0.08, verdict.mean, verdict.interval, _QUIET if y == 0 else _BLUE)
+        shown = verdict.verdict in ("better", "worse")
+        if verdict.difference is not None:
+            _bar(right, y, verdict.difference, verdict.difference_interval, _ORANGE if shown else _BLUE)
         if shown:
             right.annotate(
-                verdict["verdict"], (verdict["difference"], y), (0, 6), textcoords="offset points", ha="center",
+                verdict.verdict, (verdict.difference, y), (0, 6), textcoords="offset points", ha="center",
                 color=_INK, fontsize=7.5,
             )  # fmt: skip
-    if verdicts[0]["mean"] is not None:
-        _reference(left, verdicts[0]["mean"])
+    if c.verdicts[0].mean is not None:
+        _reference(left, c.verdicts[0].mean)
     _reference(right, 0.0)
-    level = f"{100 * c['level']:g} %"
-    reward = c.get("outcome") == "reward"
-    titles = ("Final reward", "mean reward") if reward else ("Final accuracy", "share correct")
-    _tidy(left, titles[0], f"{titles[1]} · {level} interval of each mean", grid="x")
-    own = f"; {_name(c['ceiling'])} not corrected" if c.get("ceiling") else ""
+    level = f"{100 * c.level:g} %"
+    unit = "mean reward" if c.outcome == "reward" else "share correct"
+    _tidy(left, f"Final {_measure(c)}", f"{unit} · {level} interval of each mean", grid="x")
+    own = f"; {_name(c.ceiling)} not corrected" if c.ceiling else ""
     held = f"intervals hold together at {level}{own}"
-    _tidy(right, f"Difference to {_name(c['baseline'])}", held, grid="x")
-    _rows_axis(left, [_name(verdict["method"]) for verdict in verdicts])
+    _tidy(right, f"Difference to {_name(c.baseline)}", held, grid="x")
+    _rows_axis(left, [_name(verdict.method) for verdict in c.verdicts])
     right.tick_params(axis="y", length=0)
     for axes in (left, right):
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -132,13 +128,13 @@ def over_seeds(rows: Sequence[Curve]) -> list[tuple[int, float, Interval | None]
     return [(step, math.fsum(values) / len(values), mean_interval(values)) for step, values in points]
 
 
-def _curves(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
+def _curves(c: Comparison, cells: Sequence[Cell]) -> Any:
     points: dict[str, list[tuple[int, float, Interval | None]]] = {}
-    for method in (verdict["method"] for verdict in c["verdicts"]):
-        curves = [curve_of(cell) for cell in cells if cell["method"] == method]
+    for method in (verdict.method for verdict in c.verdicts):
+        curves = [cell.curve(c.outcome) for cell in cells if cell.method == method]
         if row := over_seeds(curves):
             points[method] = row
-    others = [method for method in points if method != c["baseline"]] or list(points)
+    others = [method for method in points if method != c.baseline] or list(points)
     columns = min(4, len(others))
     rows = math.ceil(len(others) / columns)
     figure = Figure(figsize=(max(3.4, 2.15 * columns), 0.3 + 1.8 * rows), layout="constrained")
@@ -146,21 +142,20 @@ def _curves(c: Mapping[str, Any], cells: Sequence[dict[str, Any]]) -> Any:
     for axes in grid.flat[len(others) :]:
         axes.set_axis_off()
     for axes, method in zip(grid.flat, others, strict=False):
-        for name in dict.fromkeys((c["baseline"], method)):
-            row, colour = points.get(name, []), _QUIET if name == c["baseline"] else _BLUE
+        for name in dict.fromkeys((c.baseline, method)):
+            row, colour = points.get(name, []), _QUIET if name == c.baseline else _BLUE
             steps = [step for step, _, _ in row]
             axes.plot(steps, [mean for _, mean, _ in row], color=colour, lw=1.6, marker="o", ms=2.5)
             ends = [interval for _, _, interval in row if interval is not None]
             if ends:
                 low, high = [end.low for end in ends], [end.high for end in ends]
-                if c.get("outcome") != "reward":
+                if c.outcome != "reward":
                     low, high = [max(0.0, end) for end in low], [min(1.0, end) for end in high]
                 axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
         _tidy(axes, _name(method), "")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-    figure.supxlabel(f"optimizer step · grey: {_name(c['baseline'])}", fontsize=8, color=_QUIET)
-    measure = "reward" if c.get("outcome") == "reward" else "accuracy"
-    figure.supylabel(f"held-out {measure}", fontsize=8, color=_QUIET)
+    figure.supxlabel(f"optimizer step · grey: {_name(c.baseline)}", fontsize=8, color=_QUIET)
+    figure.supylabel(f"held-out {_measure(c)}", fontsize=8, color=_QUIET)
     return figure
 
 

@@ -1,60 +1,97 @@
-"""The findings of a comparison, as one JSON document, one HTML page and PNG files, all from the same numbers.
+"""The findings of a comparison or of a localisation: their file, one HTML page and PNG files.
 
-The page needs no script, no font and no network. docs/laboratory.md describes the document.
+The page needs no script, no font and no network. docs/laboratory.md describes the file.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from pydantic import ValidationError
 
 from gear_rl.files import replace_file
+from gear_rl.lab.cells import RUNS, Cell, Frozen, Outcome, plain
 from gear_rl.lab.plots import drawings, inline_svg, write_png
+from gear_rl.lab.verdict import Comparison, compare
 
-FORMAT = 1
-"""Version of the document; another one is refused."""
+_Line = TypeVar("_Line", bound=Frozen)
 
 
-def findings(
-    *,
-    title: str,
-    command: str,
-    comparisons: Iterable[Mapping[str, Any]] = (),
-    localisations: Iterable[Mapping[str, Any]] = (),
-    settings: Mapping[str, object] | None = None,
-    versions: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """The document that `save_report` and `save_plots` draw and the JSON file holds.
+class _About(Frozen):
+    """What neither runs nor verdicts say."""
 
-    ``ValueError`` for NaN and infinities, which JSON has not.
+    title: str
+    note: str = ""
+    command: str
+    settings: dict[str, Any]
+    versions: dict[str, str]
 
-    >>> sorted(findings(title="Nothing", command="gear compare"))
-    ['command', 'comparisons', 'format', 'localisations', 'note', 'settings', 'title', 'versions']
+
+class Findings(_About):
+    """What a page shows: a comparison, or where methods put their credit."""
+
+    comparison: Comparison | None = None
+    localisation: dict[str, Any] | None = None
+
+
+class _Head(_About):
+    """The first line of a file of runs."""
+
+    baseline: str
+    ceiling: str | None = None
+    outcome: Outcome = "accuracy"
+
+
+def write_runs(findings: Findings, path: Path) -> None:
+    """Write a comparison: a line that says what it is, and a line for each run."""
+    c, about = findings.comparison, {name: getattr(findings, name) for name in _About.model_fields}
+    assert c is not None
+    lines = [_Head(**about, baseline=c.baseline, ceiling=c.ceiling, outcome=c.outcome), *c.cells]
+    text = "".join(json.dumps(plain(line), separators=(",", ":")) + "\n" for line in lines)
+    replace_file(path, text.encode())
+
+
+def read_runs(path: Path) -> Findings:
+    """A comparison from its file, the verdicts made anew; ``ValueError`` for a line that is none of a run.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "runs.jsonl"
+    >>> run = Cell(task="chain", tier="easy", method="uniform", seed=0, steps=9, n_eval=8, error="killed")
+    >>> about = {"title": "Mine", "command": "", "settings": {}, "versions": {}}
+    >>> write_runs(Findings(**about, comparison=compare([run])), file)
+    >>> read_runs(file).comparison.failed
+    (('uniform', 0, 'killed'),)
     """
-    document = {
-        "format": FORMAT,
-        "title": title,
-        "note": "",
-        "command": command,
-        "settings": dict(settings or {}),
-        "versions": dict(versions or {}),
-        "comparisons": list(comparisons),
-        "localisations": list(localisations),
-    }
-    return json.loads(json.dumps(document, allow_nan=False))
+    first, *lines = path.read_text(encoding="utf-8").splitlines()
+    head = _parse(_Head, first, 1)
+    cells = [_parse(Cell, line, number) for number, line in enumerate(lines, 2)]
+    return Findings(
+        **{name: getattr(head, name) for name in _About.model_fields},
+        comparison=compare(cells, baseline=head.baseline, ceiling=head.ceiling, outcome=head.outcome),
+    )
 
 
-def save_report(document: Mapping[str, Any], out: str | Path) -> None:
-    """The findings as one HTML file, the verdicts first; ``ValueError`` for a document of another format.
+def _parse(kind: type[_Line], line: str, number: int) -> _Line:
+    try:
+        return kind.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"line {number}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
-    >>> save_report({"format": 0}, "report.html")
-    Traceback (most recent call last):
-    ValueError: format: 0, but this version reads 1; make the findings again
-    """
-    _check(document)
+
+def save(findings: Findings, folder: Path) -> None:
+    """Write the runs, the page and the figures of a comparison, each in one step."""
+    write_runs(findings, folder / RUNS)
+    save_report(findings, folder / "report.html")
+    for figure in drawings(findings):
+        write_png(figure, folder / "plots" / f"{figure.stem}.png")
+
+
+def save_report(findings: Findings, out: Path) -> None:
+    """The findings as one HTML file, the verdicts first."""
     pages = Environment(
         loader=PackageLoader("gear_rl.lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -62,31 +99,11 @@ def save_report(document: Mapping[str, Any], out: str | Path) -> None:
     filters: tuple[Any, ...] = (_number, _signed, _span, _p, _percent, _plural)
     pages.filters.update({one.__name__.removeprefix("_"): one for one in filters})
     drawn = [
-        {"section": one.section, "label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
-        for n, one in enumerate(drawings(document))
+        {"label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
+        for n, one in enumerate(drawings(findings))
     ]
-    page = pages.get_template("report.html.j2").render(document=document, figures=drawn)
-    replace_file(Path(out), page.encode())
-
-
-def save_plots(document: Mapping[str, Any], folder: str | Path) -> list[Path]:
-    """The paths of the report's figures as PNG files; ``ValueError`` for a document of another format.
-
-    >>> save_plots(findings(title="Nothing", command="gear compare"), "plots")
-    []
-    """
-    _check(document)
-    paths: list[Path] = []
-    for figure in drawings(document):
-        paths.append(Path(folder) / f"{figure.stem}.png")
-        write_png(figure, paths[-1])
-    return paths
-
-
-def _check(document: Mapping[str, Any]) -> None:
-    version = document.get("format")
-    if version != FORMAT:
-        raise ValueError(f"format: {version!r}, but this version reads {FORMAT}; make the findings again")
+    page = pages.get_template("report.html.j2").render(findings=findings, figures=drawn)
+    replace_file(out, page.encode())
 
 
 def _number(value: float | None, digits: int = 3) -> str:

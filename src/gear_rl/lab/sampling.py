@@ -3,18 +3,18 @@
 Tools, rewards, signals and credit are those of a training step. No weight changes. One process only.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-
+import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.evaluation import unnoticed
-from gear_rl.signals.batch import RolloutBatch
+from gear_rl.engines.trl.rollouts import functions_of
+from gear_rl.rollouts import RolloutBatch
 
 Sampler = Callable[[Sequence[int], Sequence[Sequence[int]]], list[list[int]]]
 """The next turns of some rollouts of a batch, from their indices and all ids of each so far."""
@@ -33,6 +33,25 @@ def sample(trainer: GEARTrainer, rows: Sequence[Mapping[str, Any]], *, seed: int
             return trainer.rollouts.batch(trainer, trainer._generate_and_score_completions(inputs))
     finally:
         trainer.num_generations_eval = tries
+
+
+def sampled_engine(trainer: GEARTrainer) -> LocalEngine:
+    """The engine that scores the rollouts just sampled, without the trainer; no weight was changed yet."""
+    passes, tokenizer = trainer.credit_engine().passes, copy.copy(trainer._tokenizer)
+    tokenizer.chat_template = trainer.chat_template or tokenizer.chat_template
+    if getattr(trainer, "environment_factories", None) is not None:
+        tools = [trainer._env_tools[name] for name in trainer._batch_environments]
+    else:
+        tools = [trainer.tools or functions_of(row.get("tools")) for row in trainer.rollouts.rows]
+    return LocalEngine(
+        passes.model,
+        tokenizer,
+        chat_template_kwargs=cast(dict[str, Any], trainer.chat_template_kwargs),
+        temperature=passes.temperature,
+        batch_size=passes.batch_size,
+        teacher_model=passes.teacher_model,
+        tools=tools,
+    )
 
 
 @contextmanager

@@ -4,9 +4,6 @@ The completions are the arena's, with a planted fault, or the user's (`gear_rl.l
 method needs are collected once; each method is then called on them.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -23,9 +20,10 @@ from gear_rl.errors import InputError
 from gear_rl.lab.localisation import Located, Role, localisation, locate, onsets_of
 from gear_rl.lab.material import Material, Pair, rollouts_of
 from gear_rl.lab.statistics import LEVEL
-from gear_rl.runs.config import build_method
-from gear_rl.signals.signal import names_of, signals_of
+from gear_rl.method_builder import build_method
+from gear_rl.signals.signal import names_of
 from gear_rl.signals.table import SIGNALS as SIGNALS_BY_NAME
+from gear_rl.signals.table import signals_of
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.traits import at_step
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals

@@ -1,14 +1,11 @@
 """What a user would do instead: fine-tuning on the privileged text, with TRL's SFTTrainer."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 from collections.abc import Iterable
 from typing import Any
 
 from gear_rl.credit.contexts import privileged_context
+from gear_rl.engine import plain_ids
 from gear_rl.engines.trl.engine import TRLEngine
-from gear_rl.signals.engine import plain_ids
 
 _SHARED = (
     "seed", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay",

@@ -19,6 +19,8 @@ LEVEL = 0.95
 """Confidence of an interval, and of all intervals of a family together."""
 LEAST = 3
 """Values, or pairs, below which no interval is given: Student's of two is 12.7 times their distance long."""
+LEAST_OF_RATIO = 10
+"""Pairs below which a ratio of means has no interval."""
 RESAMPLES = 4999
 
 
@@ -81,27 +83,24 @@ def paired_difference(
     return Paired(data.size, mean, interval, p)
 
 
-def median_ratio(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, Interval | None] | None:
-    """The median of the pairs' ratios, with the interval of the sign test: all r at which it does not reject that
-    ``parts - r wholes`` is above 0 in half of all pairs. Holds for any distribution.
+def mean_ratio(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, Interval | None]:
+    """The ratio of the means of pairs, with its bootstrap interval over the pairs.
 
-    A whole that is not above 0 counts as below and as above every r. None below three pairs, and where an end
-    is not finite; no interval below six: the least and the greatest of five hold 0.94 times.
+    No interval below ten pairs: of five it covers 0.83, of ten 0.90 (`benchmarks coverage`), and 0.65 where a
+    tenth of the parts is an outlier. ``ValueError`` without a pair.
 
-    >>> median_ratio([0.6, 0.5, 0.7, 0.4, 0.1, 0.9], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-    (0.55, Interval(low=0.1, high=0.9))
+    >>> mean_ratio([0.6, 0.5, 0.7], [1.0, 1.0, 1.0])
+    (0.6, None)
     """
-    pairs = list(zip(parts, wholes, strict=True))
-    if len(pairs) < LEAST:
-        return None
-    low = np.sort([part / whole if whole > 0 else -math.inf for part, whole in pairs])
-    high = np.sort([part / whole if whole > 0 else math.inf for part, whole in pairs])
-    # Left out at either end: that many or fewer lie beyond the median of all with a chance below (1 - LEVEL) / 2.
-    outside = int(stats.binom.ppf((1 - LEVEL) / 2, len(pairs), 0.5)) - 1
-    ends = Interval(float(low[max(outside, 0)]), float(high[-1 - max(outside, 0)]))
-    if not all(map(math.isfinite, ends)):
-        return None
-    return float(np.median(low) + np.median(high)) / 2, ends if outside >= 0 else None
+    a, b = (np.asarray(values, dtype=np.float64) for values in (parts, wholes))
+    if a.size == 0 or a.size != b.size:
+        raise ValueError(f"{a.size} parts of {b.size} wholes; give pairs")
+    ends = None if a.size < LEAST_OF_RATIO else _bootstrap((a, b), _ratio_of_means)
+    return math.fsum(parts) / math.fsum(wholes), ends
+
+
+def _ratio_of_means(a: Any, b: Any, axis: int) -> Any:
+    return a.mean(axis) / b.mean(axis)
 
 
 def bootstrap_interval(values: Sequence[float]) -> Interval | None:
@@ -117,11 +116,17 @@ def bootstrap_interval(values: Sequence[float]) -> Interval | None:
         return None
     if np.ptp(data) == 0:
         return Interval(float(data[0]), float(data[0]))
+    return _bootstrap((data,), np.mean)
+
+
+def _bootstrap(data: tuple[Any, ...], statistic: Any) -> Interval:
+    """Of a statistic over the places of one array or of several that are paired."""
     options: dict[str, Any] = {"confidence_level": LEVEL, "n_resamples": RESAMPLES, "vectorized": True}
-    options["batch"] = max(1, 2_000_000 // data.size)  # else all resamples are in memory at once
+    # Else all resamples are in memory at once.
+    options |= {"paired": len(data) > 1, "batch": max(1, 2_000_000 // data[0].size)}
     for method in ("BCa", "percentile"):
-        with warnings.catch_warnings(action="ignore", category=stats.DegenerateDataWarning):
-            ends = stats.bootstrap((data,), np.mean, method=method, rng=0, **options).confidence_interval
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+            ends = stats.bootstrap(data, statistic, method=method, rng=0, **options).confidence_interval
         if math.isfinite(ends.low) and math.isfinite(ends.high):
             break  # the correction has no solution for a few degenerate samples
     return Interval(float(ends.low), float(ends.high))

@@ -1,26 +1,26 @@
 """Does the teacher of a run read its privileged context? Samples and scores completions; nothing is trained."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import contexts_of
 from gear_rl.credit.informed import context_logprob, likelier, stands_out, two_others
+from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, Verdict, verdict
-from gear_rl.lab.sampling import sample
-from gear_rl.runs.config import RunConfig, build_method, load_config
+from gear_rl.lab.sampling import sample, sampled_engine
+from gear_rl.method_builder import build_method
+from gear_rl.rollouts import RolloutBatch, succeeds
+from gear_rl.runs.config import RunConfig, load_config
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trainer import is_arena, make_trainer
-from gear_rl.signals.batch import RolloutBatch, succeeds
-from gear_rl.signals.signal import needs_context
+from gear_rl.signals.table import needs_context
 from gear_rl.tensor.lists import float_list
 from gear_rl.traits import engine_settings_of
 
@@ -96,7 +96,7 @@ def examine(
         rows = [dict(row) for row in trainer.train_dataset.take(n)]
         total = 2 * samples * len(rows)
         sampled = list(_sampled(trainer, rows, seed, progress, total))
-        scored = list(_scored(trainer, sampled, progress, total))
+        scored = list(_scored(sampled, trainer.args, samples, progress))
     if not scored:
         raise InputError(
             "max_completion_length: no completion was scored; where all are cut off and "
@@ -112,13 +112,18 @@ def examine(
         "prompts": len({one.prompt for one in scored}),
         "completions": len(scored),
         "right": sum(succeeds(reward, success) for reward in rewards) if rewards else None,
-        "sources": sorted({name for _, names, _ in sampled for name in names if name is not None}),
+        "sources": sorted({name for one in sampled for name in one.sources if name is not None}),
     }
     return verdict(scored, success), about
 
 
-_Sampled = tuple[RolloutBatch, Sequence[str | None], Sequence[str | None]]
-"""A batch, the sources of its contexts, and the contexts."""
+class _Sampled(NamedTuple):
+    """A batch of rollouts, the engine that scores it, and its privileged contexts with their sources."""
+
+    batch: RolloutBatch
+    engine: LocalEngine
+    sources: Sequence[str | None]
+    contexts: Sequence[str | None]
 
 
 def sampling_config(config: RunConfig, samples: int, folder: str) -> RunConfig:
@@ -147,37 +152,38 @@ def _sampled(
 ) -> Iterator[_Sampled]:
     each = int(trainer.num_generations)
     size = trainer.args.per_device_train_batch_size // each
-    engine = trainer.credit_engine()
     for first in range(0, len(rows), size):
         progress("sampling", first * each, total)
         batch = sample(trainer, rows[first : first + size], seed=seed + first)
+        engine = sampled_engine(trainer)
         # Before the next batch: an environment gives its context until its next reset.
         found = contexts_of(batch, engine, trainer.args, trainer.privileged)
-        yield batch, found.sources, found.texts
+        yield _Sampled(batch, engine, found.sources, found.texts)
 
 
-def _scored(trainer: Any, sampled: Sequence[_Sampled], progress: Progress, total: int) -> Iterator[Scored]:
+def _scored(
+    sampled: Sequence[_Sampled], config: CreditConfig, samples: int, progress: Progress
+) -> Iterator[Scored]:
     """The scores of every completion that has tokens, a context, and two other rows with other contexts."""
-    engine, each = trainer.credit_engine(), int(trainer.num_generations)
-    everyone, first = two_others([text for _, _, texts in sampled for text in texts]), 0
+    everyone, first = two_others([text for one in sampled for text in one.contexts]), 0
     if all(pair is None for pair in everyone):
         raise InputError(
             "--data: fewer than three rows have a privileged context of their own, so none can be compared with "
             "those of others; fill a column such as solution, or name it with --privileged_column"
         )
-    for batch, _, own in sampled:
-        progress("scoring", total // 2 + first, total)
+    for batch, engine, _, own in sampled:
+        progress("scoring", len(everyone) + first, 2 * len(everyone))
         pairs, mask = everyone[first : first + len(own)], batch.completions.mask
         usable = torch.tensor([pair is not None for pair in pairs], device=mask.device)
         kept_B = mask.any(-1) & usable
         shown = [own, *([pair and pair[k] for pair in pairs] for k in (0, 1)), None]
-        scored = [context_logprob(batch, engine, trainer.args, texts, kept_B) for texts in shown]
+        scored = [context_logprob(batch, engine, config, texts, kept_B) for texts in shown]
         out, more = (float_list(compare(*scored[:3])) for compare in (stands_out, likelier))
         means = [float_list(values.sum(-1) / mask.sum(-1).clamp_min(1)) for values in scored]
         for b in torch.nonzero(kept_B)[:, 0].tolist():
             mine, second, third, none = (mean[b] for mean in means)
             yield Scored(
-                prompt=(first + b) // each,
+                prompt=(first + b) // samples,
                 own=mine,
                 other=(second + third) / 2,
                 none=none,

@@ -24,11 +24,13 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from gear_rl.files import replace_file
+from gear_rl.lab.cells import Cell, Frozen, Score, plain
 from gear_rl.lab.oracle import Oracle, estimate_of
+from gear_rl.method_builder import build_method
+from gear_rl.rollouts import succeeds
 from gear_rl.runs.arena import arena_config, sampled_rewards, task_of
-from gear_rl.runs.config import RunConfig, build_method
+from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import quiet_libraries, use_few_threads
-from gear_rl.signals.batch import succeeds
 from gear_rl.versions import versions
 
 QUIET: dict[str, Any] = {
@@ -94,14 +96,21 @@ def digest(content: Mapping[str, Any]) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def finished(spec: Spec, folder: Path) -> dict[str, Any] | None:
+class _File(Frozen):
+    """What the folder keeps of a run."""
+
+    spec: dict[str, Any]
+    cell: Cell
+
+
+def finished(spec: Spec, folder: Path) -> Cell | None:
     """The run's numbers, if they are in the folder; None also for a run that failed, which is run again."""
     try:
-        row = json.loads((folder / spec.file).read_text(encoding="utf-8"))
+        file = _File.model_validate_json((folder / spec.file).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    same = isinstance(row, dict) and row.get("spec") == json.loads(json.dumps(asdict(spec)))
-    return row if same and row.get("error") is None else None
+    same = file.spec == json.loads(json.dumps(asdict(spec)))
+    return file.cell if same and file.cell.error is None else None
 
 
 def run_cells(
@@ -109,9 +118,9 @@ def run_cells(
     folder: Path,
     *,
     jobs: int,
-    each: Callable[[dict[str, Any]], None] = lambda row: None,
+    each: Callable[[Cell], None] = lambda cell: None,
     estimate: Callable[[float], None] = lambda seconds: None,
-) -> list[dict[str, Any]]:
+) -> list[Cell]:
     """The numbers of every run, in the order of the specs; runs that are finished in the folder are not repeated.
 
     ``jobs`` processes run them; ``each`` gets every run as it ends, ``estimate`` the seconds that one will take,
@@ -120,7 +129,7 @@ def run_cells(
     """
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes: more threads only wait for each other
-    rows = [finished(spec, folder) for spec in specs]
+    cells = [finished(spec, folder) for spec in specs]
     others = {*multiprocessing.active_children()}
     context = multiprocessing.get_context("spawn")
     # Our end is open here alone: once it is closed, or we die, every process ends.
@@ -128,7 +137,7 @@ def run_cells(
     scratch = tempfile.TemporaryDirectory(prefix="gear-cells-", ignore_cleanup_errors=True)
     thread, pools = threading.local(), list[ProcessPoolExecutor]()
 
-    def one(spec: Spec) -> dict[str, Any]:
+    def run_alone(spec: Spec) -> Cell:
         if getattr(thread, "process", None) is None:
             thread.process = ProcessPoolExecutor(1, context, _begin, (alive, scratch.name))
             pools.append(thread.process)
@@ -140,7 +149,7 @@ def run_cells(
 
     with ThreadPoolExecutor(jobs) as threads:
         try:
-            futures = {threads.submit(one, specs[i]): i for i, row in enumerate(rows) if row is None}
+            futures = {threads.submit(run_alone, specs[i]): i for i, cell in enumerate(cells) if cell is None}
             left = set(futures)
             while left:
                 # A wait without an end may miss the signal that comes just before it.
@@ -148,7 +157,7 @@ def run_cells(
                 while ours.poll():
                     estimate(ours.recv())
                 for future in done:
-                    rows[futures[future]] = future.result()
+                    cells[futures[future]] = future.result()
                     each(future.result())
         except BaseException:
             ours.close()
@@ -161,7 +170,7 @@ def run_cells(
                 pool.shutdown()  # Python 3.12 hangs at its exit after a broken pool that is collected earlier
             ours.close()
             scratch.cleanup()
-    return [row for row in rows if row is not None]
+    return [cell for cell in cells if cell is not None]
 
 
 _parent: Any = None
@@ -185,23 +194,27 @@ def _begin(alive: Any, scratch: str) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _failed(spec: Spec, error: str) -> dict[str, Any]:
+def _common(spec: Spec) -> dict[str, Any]:
     names = ("task", "tier", "seed", "steps", "rate", "n_eval", "samples")
-    row = {"method": spec.name} | {name: getattr(spec, name) for name in names}
-    return row | {"credit": "", "error": error, "spec": asdict(spec)}
+    return {"method": spec.name} | {name: getattr(spec, name) for name in names}
 
 
-def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
-    """The content of the run's file, after training and evaluation; a failure is written too, not raised."""
+def _failed(spec: Spec, error: str) -> Cell:
+    return Cell(**_common(spec), error=error)
+
+
+def run_cell(spec: Spec, folder: Path) -> Cell:
+    """The run's numbers, which its file holds too; a failure is written, not raised."""
     begin = time.perf_counter()
     try:
-        row = _failed(spec, "") | _trained(spec, folder) | {"error": None}
+        cell = _trained(spec, folder)
     except Exception as error:
-        row = _failed(spec, f"{type(error).__name__}: {error}")
-    row |= {"seconds": round(time.perf_counter() - begin, 1), "versions": versions()}
-    replace_file(folder / spec.file, (json.dumps(row, indent=1) + "\n").encode())
+        cell = _failed(spec, f"{type(error).__name__}: {error}")
+    spent = {"seconds": round(time.perf_counter() - begin, 1), "versions": versions()}
+    cell = cell.model_copy(update=spent)
+    replace_file(folder / spec.file, json.dumps({"spec": asdict(spec), "cell": plain(cell)}).encode())
     gc.collect()  # trainer and callbacks refer to each other
-    return row
+    return cell
 
 
 def run_config(run: Mapping[str, Any], credit: dict[str, Any], engine: Mapping[str, Any]) -> RunConfig:
@@ -253,7 +266,7 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
     return trainer
 
 
-def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
+def _trained(spec: Spec, folder: Path) -> Cell:
     """Rewards before, in between and after, and curves of the training."""
     start = time.perf_counter()
     quiet_libraries()
@@ -283,7 +296,7 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
 
         right = 1.0 if spec.run is None else float(spec.run["right"])
         between = Between(
-            lambda count: _in_numbers(solved(problems[:count]), right),
+            lambda count: solved(problems[:count]),
             steps=spec.steps,
             count=len(problems) if spec.between else 0,
         )
@@ -315,40 +328,39 @@ def _trained(spec: Spec, folder: Path) -> dict[str, Any]:
             trainer.train()
         after = measured()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    ends = {"before": before["rewards"], "after": after["rewards"]}
-    seen = {reward for end in ends.values() for sample in end for reward in sample}
+    seen = {reward for end in (before, after) for sample in end["rewards"] for reward in sample}
     first = f", {spec.sft_steps} of {spec.steps} steps fine-tune first" if spec.sft else ""
-    return {
-        "credit": repr(build_method(spec.credit)) + first,
-        # More values than two are graded: their mean is the outcome, or else the share of right ones.
-        "graded": len(seen) > 2,
-        "rewards": [min(seen), max(seen)],
-        "full_marks": right,
-        "held_out": between.points,
-        "held_out_sha256": held_out,
-        "beside": {name: [before["beside"][name], value] for name, value in after["beside"].items()},
-        "curves": {name: [_finite(entry.get(key)) for entry in steps] for name, key in _CURVES.items()},
-        "fallbacks": sum(entry.get("gear/fallbacks", 0.0) for entry in steps),
-    } | {
-        f"{name}_{end}": value
-        for end, samples in ends.items()
-        for name, value in _in_numbers(samples, right).items()
-    }
+    return Cell(
+        **_common(spec),
+        credit=repr(build_method(spec.credit)) + first,
+        before=score_of(0, before["rewards"], right),
+        held_out=tuple(score_of(step, samples, right) for step, samples in between.points),
+        after=score_of(spec.steps, after["rewards"], right),
+        beside={name: (before["beside"][name], value) for name, value in after["beside"].items()},
+        curves={name: tuple(_finite(entry.get(key)) for entry in steps) for name, key in _CURVES.items()},
+        graded=len(seen) > 2,
+        rewards=(min(seen), max(seen)),
+        full_marks=right,
+    )
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _in_numbers(samples: Sequence[Sequence[float]], right: float) -> dict[str, Any]:
-    """Of every sampling and of all: the mean reward as accuracy, and the share that is right as success.
+def score_of(step: int, samples: Sequence[Sequence[float]], right: float) -> Score:
+    """The rewards of every sampling in numbers.
 
-    >>> _in_numbers([[1.0, 0.5], [0.0, 0.5]], right=1.0)
-    {'accuracies': [0.75, 0.25], 'accuracy': 0.5, 'successes': [0.5, 0.0], 'success': 0.25}
+    >>> score_of(8, [[1.0, 0.5], [0.0, 0.5]], right=1.0)
+    Score(step=8, rewards=(0.75, 0.25), successes=(0.5, 0.0))
     """
-    means = [sum(rewards) / len(rewards) for rewards in samples]
-    shares = [sum(succeeds(reward, right) for reward in rewards) / len(rewards) for rewards in samples]
-    return {"accuracies": means, "accuracy": fmean(means), "successes": shares, "success": fmean(shares)}
+    return Score(
+        step=step,
+        rewards=tuple(sum(rewards) / len(rewards) for rewards in samples),
+        successes=tuple(
+            sum(succeeds(reward, right) for reward in rewards) / len(rewards) for rewards in samples
+        ),
+    )
 
 
 def _once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -399,16 +411,18 @@ class _Pace(TrainerCallback):
 
 
 class Between(TrainerCallback):
-    """Measures ``count`` held-out problems every few of the ``steps``, but after the last, as ``points``."""
+    """Measures ``count`` held-out problems every few of the ``steps``, but after the last; ``points`` are step
+    and measure.
+    """
 
     first = 0
     """Steps that came before this trainer's."""
 
-    def __init__(self, measure: Callable[[int], dict[str, Any]], *, steps: int, count: int) -> None:
+    def __init__(self, measure: Callable[[int], Any], *, steps: int, count: int) -> None:
         self._measure, self._steps, self._count = measure, steps, count
-        self.points: list[dict[str, Any]] = []
+        self.points: list[tuple[int, Any]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = self.first + state.global_step
         if step % -(-self._steps // _POINTS) == 0 and step < self._steps and self._count:
-            self.points.append({"step": step, "n": self._count} | self._measure(self._count))
+            self.points.append((step, self._measure(self._count)))

@@ -1,7 +1,6 @@
 """Does a method help? Every method of a comparison against the baseline, in numbers and words.
 
-Pure: the contents of the runs' files in, a part of the findings out (docs/laboratory.md names the keys). The
-final accuracy alone decides; the other numbers are shown beside it.
+Pure: runs in, verdicts out. The final outcome alone decides; the other numbers are shown beside it.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -9,36 +8,25 @@ final accuracy alone decides; the other numbers are shown beside it.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Literal
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
+from gear_rl.lab.cells import Cell, Curve, Frozen, Outcome, name_at_rate
 from gear_rl.lab.statistics import (
     LEAST,
     LEVEL,
     Interval,
     Paired,
     mean_interval,
-    median_ratio,
+    mean_ratio,
     paired_difference,
 )
 
-Curve = Sequence[tuple[int, float]]
-"""Step and accuracy, in the order of the steps."""
-_Curves = Mapping[str, Mapping[int, Curve]]
-"""Method, seed, curve; finished runs only."""
-_CELL: dict[str, Any] = {
-    **dict.fromkeys(("task", "tier", "method"), ""), "credit": "", **dict.fromkeys(("seed", "steps"), 0),
-    "n_eval": 0, "samples": 1, "accuracy_before": None, "accuracy_after": None, "accuracies_before": [],
-    "accuracies_after": [], "held_out": [], "curves": {}, "seconds": None, "error": None, "rate": None,
-    "outcome": "accuracy", "success_before": None, "success_after": None, "beside": {},
-    "full_marks": 1.0, "rewards": None,
-}  # fmt: skip
-"""The keys of a cell, and their values where the file has none."""
-
-
+Kind = Literal["baseline", "better", "worse", "no difference shown", "no verdict"]
 _ADVICE = {
     "the baseline saturates": "take harder problems, or fewer steps",
     "the baseline never moves": "take more held-out problems (--n-eval) or seeds for less noise, or more steps",
@@ -47,85 +35,186 @@ _ADVICE = {
 """What to do where there is no verdict on any method, by how the reason begins."""
 
 
-def cell_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's numbers as the findings hold them."""
-    cell = {name: usual if row.get(name) is None else row[name] for name, usual in _CELL.items()}
-    points = sorted((point["step"], point["accuracy"]) for point in cell["held_out"])
-    return cell | {"held_out": [{"step": step, "accuracy": share} for step, share in points]}
+class Verdict(Frozen):
+    """What is said of one method; a number is None where too few seeds finished."""
+
+    method: str
+    credit: str
+    verdict: Kind
+    words: str
+    seeds: tuple[int, ...]
+    """Those that finished."""
+    paired_seeds: tuple[int, ...]
+    failed_seeds: tuple[int, ...]
+    lost_seeds: tuple[int, ...]
+    """Those that ended below their start."""
+    before: float | None
+    mean: float | None
+    """Of the outcome, after the last step."""
+    interval: Interval | None
+    success: float | None
+    beside: dict[str, tuple[float, float]]
+    difference: float | None
+    difference_interval: Interval | None
+    at_its_rate: Paired | None
+    """To the baseline at the method's rate; None where that is the baseline's own or was not run."""
+    p: float | None
+    """The larger one of both differences."""
+    area: float | None
+    area_difference: float | None
+    area_difference_interval: Interval | None
+    rate: float | None
+    share: float | None
+    """Of the ceiling's mean gain."""
+    share_interval: Interval | None
+    budget: float | None
+    """Share of the run's steps after which the baseline's mean end is reached, where every seed reaches it."""
+    budget_interval: Interval | None
 
 
-def failure_of(cell: Mapping[str, Any]) -> str | None:
-    """Why a cell cannot be compared; None if it can."""
-    if cell["error"] is not None:
-        return cell["error"]
-    lacking = [name for name in ("accuracy_before", "accuracy_after") if cell[name] is None]
-    return f"no number in {' and '.join(lacking)}" if lacking else None
+class Comparison(Frozen):
+    """The verdicts on all methods of a task, tier and budget, with the runs that they rest on."""
+
+    task: str
+    tier: str
+    baseline: str
+    ceiling: str | None
+    outcome: Outcome
+    steps: int
+    n_eval: int | None
+    """None, as ``samples``, where every run failed."""
+    samples: int | None
+    full_marks: float
+    rewards: tuple[float, float] | None
+    level: float = LEVEL
+    family: int
+    """Methods compared with the baseline, failed ones included: intervals and p are corrected for them."""
+    seeds: tuple[int, ...]
+    baseline_problem: str | None
+    """Why there is no verdict on any method."""
+    advice: str | None
+    ceiling_gain: Paired | None
+    verdicts: tuple[Verdict, ...]
+    failed: tuple[tuple[str, int, str], ...]
+    """Method, seed and reason."""
+    missing: tuple[tuple[str, int], ...]
+    cells: tuple[Cell, ...]
 
 
-def curve_of(cell: Mapping[str, Any]) -> Curve:
-    """Held-out accuracy from before the first step to after the last; empty for a failed cell."""
-    if failure_of(cell) is not None:
-        return ()
-    points = [(point["step"], point["accuracy"]) for point in cell["held_out"]]
-    inside = [point for point in points if 0 < point[0] < cell["steps"]]
-    return ((0, cell["accuracy_before"]), *inside, (cell["steps"], cell["accuracy_after"]))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runs:
+    """The runs of all methods and what they have in common."""
+
+    cells: Mapping[str, Mapping[int, Cell]]
+    """Method, seed."""
+    baseline: str
+    ceiling: str | None
+    outcome: Outcome
+    family: int
+    resolution: float
+    """What one more held-out problem would add, from the lowest reward to the highest, or to full marks."""
+
+    def curves(self, method: str) -> dict[int, Curve]:
+        """Of the seeds that finished."""
+        return {s: curve for s, cell in self.cells[method].items() if (curve := cell.curve(self.outcome))}
+
+    def is_baseline(self, method: str) -> bool:
+        """Also at another rate than its own."""
+        return method.partition("@")[0] == self.baseline
+
+    def lost(self, method: str) -> tuple[int, ...]:
+        """Seeds that ended below their start."""
+        return tuple(sorted(s for s, curve in self.curves(method).items() if _end(curve) < curve[0][1]))
+
+    def rate(self, method: str) -> float | None:
+        return next((cell.rate for cell in self.cells[method].values() if cell.rate is not None), None)
+
+    def paired(self, method: str, of: Callable[[Curve], float], against: str) -> Paired:
+        """The method less another over the seeds that both finished; the ceiling's is not corrected."""
+        ours, theirs = self.curves(method), self.curves(against)
+        seeds = [] if self.is_baseline(method) else sorted(ours.keys() & theirs.keys())
+        a, b = ([of(curves[seed]) for seed in seeds] for curves in (ours, theirs))
+        return paired_difference(a, b, 1 if method == self.ceiling else self.family, self.resolution)
+
+    def at_its_rate(self, method: str) -> Paired | None:
+        """The difference to the baseline at the method's rate; None where that was not run."""
+        rate, own = self.rate(method), self.rate(self.baseline)
+        against = self.baseline
+        if rate is not None and rate != own and method != self.ceiling:
+            against = name_at_rate(self.baseline, rate)
+        return self.paired(method, _end, against) if against in self.cells else None
 
 
 def compare(
-    rows: Sequence[Mapping[str, Any]], baseline: str = "uniform", ceiling: str | None = None
-) -> dict[str, Any]:
-    """The verdict on every method of ``rows``, runs of one task, tier and budget.
+    cells: Sequence[Cell],
+    *,
+    baseline: str = "uniform",
+    ceiling: str | None = None,
+    outcome: Outcome = "accuracy",
+) -> Comparison:
+    """The verdict on every method of ``cells``, runs of one task, tier and budget.
 
-    A method is "better" or "worse" if Student's interval of its paired difference in final accuracy, corrected
-    for all methods but the ``ceiling``, excludes 0. There is no verdict where the ceiling's gain is not shown,
-    below 3 paired seeds, or where the baseline saturates or never moves.
+    A method is "better" or "worse" if two intervals of Student's exclude 0 on the same side, corrected for all
+    methods but the ``ceiling``: of its paired difference in the final outcome to the baseline at the baseline's
+    rate, and at the method's (``name_at_rate``). The first alone does not know that rates were chosen by a few
+    runs, and finds differences between the baseline and itself. There is no verdict where the ceiling's gain is
+    not shown, below 3 paired seeds, or where the baseline saturates or never moves.
 
-    >>> row = dict(task="chain", tier="easy", steps=9, n_eval=100, accuracy_before=0.2)
     >>> ends = {"uniform": [0.60, 0.61, 0.62], "gear": [0.69, 0.72, 0.72]}
-    >>> runs = [row | dict(method=m, seed=n, accuracy_after=e) for m in ends for n, e in enumerate(ends[m])]
-    >>> [(v["method"], v["words"]) for v in compare(runs)["verdicts"]]
+    >>> row = dict(task="chain", tier="easy", steps=9, n_eval=100, before=dict(step=0, rewards=[0.2]))
+    >>> runs = [Cell(**row, method=method, seed=seed, after=dict(step=9, rewards=[end]))
+    ...         for method, each in ends.items() for seed, end in enumerate(each)]
+    >>> [(verdict.method, verdict.words) for verdict in compare(runs).verdicts]
     [('uniform', 'baseline'), ('gear', 'better at 3 seeds')]
     """
-    cells = [cell_of(row) for row in rows]
-    runs: dict[str, dict[int, dict[str, Any]]] = {baseline: {}}  # method, seed, cell
+    by_method: dict[str, dict[int, Cell]] = {baseline: {}}
     for cell in cells:
-        runs.setdefault(cell["method"], {})[cell["seed"]] = cell
-    finished = [cell for cell in cells if failure_of(cell) is None]
-    one = finished[0] if finished else cells[0] | {"n_eval": None, "samples": None}
-    seeds = sorted({cell["seed"] for cell in cells})
-    curves = {m: {s: c for s, cell in row.items() if (c := curve_of(cell))} for m, row in runs.items()}
-    found: dict[str, Any] = {
-        "task": cells[0]["task"],
-        "tier": cells[0]["tier"],
-        "baseline": baseline,
-        "steps": cells[0]["steps"],
-        "n_eval": one["n_eval"],
-        "samples": one["samples"],
-        "outcome": cells[0]["outcome"],
-        "full_marks": one["full_marks"],
-        "rewards": _range([cell["rewards"] for cell in finished if cell["rewards"] is not None]),
-        "level": LEVEL,
-        # p is corrected for the methods that were compared with the baseline, failed ones included.
-        "family": max(1, len(runs) - (1 if ceiling is None else 2)),
-        "seeds": seeds,
-    }
-    gain = None if ceiling is None else _paired(curves[ceiling], curves[baseline], _end, found)
-    problem = _baseline_problem([cell for cell in finished if cell["method"] == baseline])
+        by_method.setdefault(cell.method, {})[cell.seed] = cell
+    finished = [cell for cell in cells if cell.error is None]
+    first = finished[0] if finished else None
+    ranges = [cell.rewards for cell in finished if cell.rewards is not None]
+    rewards = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
+    full_marks = first.full_marks if first else 1.0
+    low, high = rewards or (0.0, 0.0)
+    marks = max(abs(full_marks), high - low) if outcome == "reward" else 1.0
+    runs = _Runs(
+        cells=by_method,
+        baseline=baseline,
+        ceiling=ceiling,
+        outcome=outcome,
+        family=1,
+        resolution=marks / first.n_eval if first else 0.0,
+    )
+    family = sum(not runs.is_baseline(method) and method != ceiling for method in by_method)
+    runs = replace(runs, family=max(1, family))
+    gain = None if ceiling is None else runs.paired(ceiling, _end, baseline)
+    problem = _baseline_problem([cell for cell in finished if cell.method == baseline], outcome)
     problem = problem or _ceiling_problem(gain)
-    found |= {
-        "baseline_problem": problem,
-        "advice": next((do for why, do in _ADVICE.items() if (problem or "").startswith(why)), None),
-        "ceiling": ceiling,
-        "ceiling_gain": gain and gain._asdict(),
-    }
-    verdicts = [_verdict(method, row, curves, found, gain) for method, row in runs.items()]
-    failures = [(m, s, failure_of(cell)) for m, row in runs.items() for s, cell in row.items()]
-    return found | {
-        "verdicts": verdicts,
-        "failed": [one for one in failures if one[2] is not None],
-        "missing": [(method, seed) for method, row in runs.items() for seed in seeds if seed not in row],
-        "cells": cells,
-    }
+    seeds = sorted({cell.seed for cell in cells})
+    rows = list(by_method.items())
+    return Comparison(
+        task=cells[0].task,
+        tier=cells[0].tier,
+        baseline=baseline,
+        ceiling=ceiling,
+        outcome=outcome,
+        steps=cells[0].steps,
+        n_eval=first and first.n_eval,
+        samples=first and first.samples,
+        full_marks=full_marks,
+        rewards=rewards,
+        family=runs.family,
+        seeds=tuple(seeds),
+        baseline_problem=problem,
+        advice=next((do for why, do in _ADVICE.items() if (problem or "").startswith(why)), None),
+        ceiling_gain=gain,
+        verdicts=tuple(_verdict(method, runs, gain, problem) for method in by_method),
+        failed=tuple(
+            (m, seed, cell.error) for m, row in rows for seed, cell in row.items() if cell.error is not None
+        ),
+        missing=tuple((method, seed) for method, row in rows for seed in seeds if seed not in row),
+        cells=tuple(cells),
+    )
 
 
 def area_under(curve: Curve) -> float:
@@ -153,14 +242,14 @@ def budget_to(curve: Curve, accuracy: float) -> float | None:
     return None
 
 
-def _baseline_problem(cells: Sequence[Mapping[str, Any]]) -> str | None:
+def _baseline_problem(cells: Sequence[Cell], outcome: Outcome) -> str | None:
     """Why no method can be judged against these runs; None also if they are too few to know."""
     if len(cells) < LEAST:
         return None
-    before, after = ([cell[name] for cell in cells] for name in ("accuracy_before", "accuracy_after"))
-    n, start, end = cells[0]["n_eval"], math.fsum(before) / len(cells), math.fsum(after) / len(cells)
+    before, after = zip(*[ends for cell in cells if (ends := cell.ends(outcome))], strict=True)
+    n, start, end = cells[0].n_eval, math.fsum(before) / len(cells), math.fsum(after) / len(cells)
     spread = float(np.var(after, ddof=1))
-    if cells[0]["outcome"] == "reward":  # of any range: only its own spread says how sure it is
+    if outcome == "reward":  # of any range: only its own spread says how sure it is
         noise = math.sqrt((spread + float(np.var(before, ddof=1))) / len(cells))
         return _never_moves(start, end, noise, len(cells))
     if end >= 0.05 ** (1 / n):  # answers all problems right once in twenty times
@@ -185,120 +274,99 @@ def _ceiling_problem(gain: Paired | None) -> str | None:
     return f"this task cannot tell (who knows the truth gains {gain.difference:+.3f}, {ends})"
 
 
-def _paired(
-    ours: Mapping[int, Curve],
-    theirs: Mapping[int, Curve],
-    of: Callable[[Curve], float],
-    found: Mapping[str, Any],
-    family: int = 1,
-) -> Paired:
-    """Ours less theirs over the seeds that both finished; the spread is one held-out problem at least."""
-    seeds = sorted(ours.keys() & theirs.keys())
-    a, b = ([of(curves[seed]) for seed in seeds] for curves in (ours, theirs))
-    return paired_difference(a, b, family, _resolution(found))
-
-
-def _resolution(found: Mapping[str, Any]) -> float:
-    """What one more held-out problem would add, from the lowest reward to the highest, or to full marks."""
-    low, high = found["rewards"] or (0.0, 0.0)
-    marks = max(abs(found["full_marks"]), high - low) if found["outcome"] == "reward" else 1.0
-    return marks / found["n_eval"] if found["n_eval"] else 0.0
-
-
-def _range(ends: Sequence[Sequence[float]]) -> list[float] | None:
-    return [min(low for low, _ in ends), max(high for _, high in ends)] if ends else None
-
-
-def _verdict(
-    method: str,
-    cells: Mapping[int, dict[str, Any]],
-    curves: _Curves,
-    found: Mapping[str, Any],
-    gain: Paired | None,
-) -> dict[str, Any]:
-    """One method; a number is None where too few seeds finished."""
-    baseline = found["baseline"]
-    ours, theirs = curves[method], curves[baseline]
-    other = {} if method == baseline else ours
-    family = 1 if method == found["ceiling"] else found["family"]
-    final, area = (_paired(other, theirs, of, found, family) for of in (_end, area_under))
-    done = [cells[seed] for seed in ours]
-    ends, goal = [_end(curve) for curve in ours.values()], _mean([_end(curve) for curve in theirs.values()])
-    interval = mean_interval(ends, least_spread=_resolution(found))
-    spent = [] if goal is None else [budget_to(curve, goal) for curve in ours.values()]
+def _verdict(method: str, runs: _Runs, gain: Paired | None, problem: str | None) -> Verdict:
+    cells, curves, theirs = runs.cells[method], runs.curves(method), runs.curves(runs.baseline)
+    final, area = (runs.paired(method, of, runs.baseline) for of in (_end, area_under))
+    same = runs.at_its_rate(method)
+    done = [cells[seed] for seed in curves]
+    ends, goal = [_end(curve) for curve in curves.values()], _mean([_end(curve) for curve in theirs.values()])
+    interval = mean_interval(ends, least_spread=runs.resolution)
+    spent = [] if goal is None else [budget_to(curve, goal) for curve in curves.values()]
     budgets = [] if None in spent else [value for value in spent if value is not None]
-    share, share_interval = _share_of_ceiling(method, curves, found, gain) or (None, None)
-    pairs = sorted(other.keys() & theirs.keys())
-    kind, words = "baseline", "baseline"
-    if method != baseline:
-        kind, words = _in_words(final.interval, len(pairs), found["baseline_problem"])
-    return {
-        "method": method,
-        "credit": next((cell["credit"] for cell in cells.values() if cell["credit"]), ""),
-        "verdict": kind,
-        "words": words,
-        "seeds": sorted(ours),
-        "paired_seeds": pairs,
-        "failed_seeds": sorted(seed for seed in cells if seed not in ours),
-        "lost_seeds": sorted(seed for seed, curve in ours.items() if _end(curve) < curve[0][1]),
-        "before": _mean([curve[0][1] for curve in ours.values()]),
-        "mean": _mean(ends),
-        "interval": interval and _within(interval, found["outcome"]),
-        "success": _mean([cell["success_after"] for cell in done if cell["success_after"] is not None]),
-        "beside": _beside(done),
-        "iqm": float(stats.trimboth(ends, 0.25).mean()) if ends else None,
-        "difference": final.difference,
-        "difference_interval": final.interval,
-        "p": final.p,
-        "area": _mean([area_under(curve) for curve in ours.values()]),
-        "area_difference": area.difference,
-        "area_difference_interval": area.interval,
-        "rate": next((cell["rate"] for cell in cells.values() if cell["rate"] is not None), None),
-        "share": share,
-        "share_interval": share_interval,
-        "budget": _mean(budgets),
-        "budget_interval": (around := mean_interval(budgets)) and _within(around, "share"),
-    }
+    share, share_interval = _share_of_ceiling(method, runs, gain) or (None, None)
+    kind, words = _in_words(method, runs, final, same, problem)
+    return Verdict(
+        method=method,
+        credit=next((cell.credit for cell in cells.values() if cell.credit), ""),
+        verdict=kind,
+        words=words,
+        seeds=tuple(sorted(curves)),
+        paired_seeds=() if runs.is_baseline(method) else tuple(sorted(curves.keys() & theirs.keys())),
+        failed_seeds=tuple(sorted(seed for seed in cells if seed not in curves)),
+        lost_seeds=runs.lost(method),
+        before=_mean([curve[0][1] for curve in curves.values()]),
+        mean=_mean(ends),
+        interval=interval if runs.outcome == "reward" else _within_0_and_1(interval),
+        success=_mean([cell.after.value("success") for cell in done if cell.after and cell.after.successes]),
+        beside=_beside(done),
+        difference=final.difference,
+        difference_interval=final.interval,
+        at_its_rate=None if same == final else same,
+        p=_p_of_both(final, same),
+        area=_mean([area_under(curve) for curve in curves.values()]),
+        area_difference=area.difference,
+        area_difference_interval=area.interval,
+        rate=runs.rate(method),
+        share=share,
+        share_interval=share_interval,
+        budget=_mean(budgets),
+        budget_interval=_within_0_and_1(mean_interval(budgets)),
+    )
 
 
-def _share_of_ceiling(
-    method: str, curves: _Curves, found: Mapping[str, Any], gain: Paired | None
-) -> tuple[float, Interval | None] | None:
-    """The median seed's share of the ceiling's gain; over the seeds that all three have."""
-    if gain is None or method == found["baseline"] or gain.interval is None or gain.interval.low <= 0:
+def _share_of_ceiling(method: str, runs: _Runs, gain: Paired | None) -> tuple[float, Interval | None] | None:
+    """The mean gain over the ceiling's; over the seeds that all three have."""
+    if gain is None or runs.ceiling is None or runs.is_baseline(method):
         return None
-    ours, theirs, best = (curves[name] for name in (method, found["baseline"], found["ceiling"]))
+    if gain.interval is None or gain.interval.low <= 0:
+        return None
+    ours, theirs, best = (runs.curves(name) for name in (method, runs.baseline, runs.ceiling))
     seeds = [seed for seed in theirs if seed in ours and seed in best]
-    gains = [_end(ours[s]) - _end(theirs[s]) for s in seeds]
-    return median_ratio(gains, [_end(best[s]) - _end(theirs[s]) for s in seeds])
+    gains, most = ([_end(curves[s]) - _end(theirs[s]) for s in seeds] for curves in (ours, best))
+    return mean_ratio(gains, most) if len(seeds) >= LEAST else None
 
 
-def _in_words(interval: Interval | None, num_pairs: int, problem: str | None) -> tuple[str, str]:
-    if interval is None:
-        return "no verdict", f"no verdict: too few seeds ({num_pairs} paired, {LEAST} needed)"
+def _in_words(
+    method: str, runs: _Runs, own: Paired, same: Paired | None, problem: str | None
+) -> tuple[Kind, str]:
+    if runs.is_baseline(method):
+        return "baseline", "baseline" if method == runs.baseline else "baseline at the rate of others"
+    if own.interval is None:
+        return "no verdict", f"no verdict: too few seeds ({own.num_pairs} paired, {LEAST} needed)"
     if problem is not None:
         return "no verdict", f"no verdict: {problem}"
-    kind = "better" if interval.low > 0 else "worse" if interval.high < 0 else "no difference shown"
-    return kind, f"{kind} at {num_pairs} seeds"
+    kind: Kind = (
+        "better" if own.interval.low > 0 else "worse" if own.interval.high < 0 else "no difference shown"
+    )
+    if kind != "no difference shown":
+        if same is None or same.interval is None:
+            return (
+                "no verdict",
+                f"no verdict: {runs.baseline} was not run at its rate ({runs.rate(method):g})",
+            )
+        if (same.interval.low <= 0) if kind == "better" else (same.interval.high >= 0):
+            kind = "no difference shown"
+    lost = len(runs.lost(runs.baseline))
+    return kind, f"{kind} at {own.num_pairs} seeds" + (f"; {runs.baseline} lost {lost}" if lost else "")
 
 
-def _within(interval: Interval, outcome: str) -> Interval:
-    """The interval of a share never leaves 0 to 1; that of a reward may."""
-    return interval if outcome == "reward" else Interval(max(0.0, interval.low), min(1.0, interval.high))
+def _p_of_both(own: Paired, same: Paired | None) -> float | None:
+    if same is None or own.p is None or same.p is None or own.difference is None or same.difference is None:
+        return own.p
+    return max(own.p, same.p) if own.difference * same.difference > 0 else 1.0
 
 
-def _beside(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Means before and after over the seeds, of what is measured beside the outcome.
+def _within_0_and_1(interval: Interval | None) -> Interval | None:
+    return interval and Interval(max(0.0, interval.low), min(1.0, interval.high))
 
-    >>> _beside([{"beside": {"other": [0.0, 0.5]}}, {"beside": {"other": [0.5, 1.0]}}])
-    {'other': [0.25, 0.75]}
-    """
-    names = dict.fromkeys(name for cell in cells for name in cell["beside"])
-    pairs = {name: [cell["beside"][name] for cell in cells if name in cell["beside"]] for name in names}
-    return {
-        name: [math.fsum(ends) / len(ends) for ends in zip(*those, strict=True)]
-        for name, those in pairs.items()
-    }
+
+def _beside(cells: Sequence[Cell]) -> dict[str, tuple[float, float]]:
+    """Means before and after over the seeds, of what is measured beside the outcome."""
+    means: dict[str, tuple[float, float]] = {}
+    for name in dict.fromkeys(name for cell in cells for name in cell.beside):
+        before, after = zip(*[cell.beside[name] for cell in cells if name in cell.beside], strict=True)
+        means[name] = math.fsum(before) / len(before), math.fsum(after) / len(after)
+    return means
 
 
 def _end(curve: Curve) -> float:

@@ -1,20 +1,20 @@
 """AgentOPSD: how much a turn revises the teacher's belief in success."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import Positive, Share, settings_class
 from gear_rl.tensor.groups import group_relative, has_turn, on_turns, returns_to_go, turn_sums
 from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class AgentOpsd:
     """A turn's advantage is scaled by how far it changes the privileged teacher's belief in success.
 
@@ -41,21 +41,16 @@ class AgentOpsd:
     name: ClassVar[str] = "agent_opsd"
     source: ClassVar[str] = "arXiv:2608.05987"
 
-    strength: float = 0.5
+    strength: Share = 0.5
     """Share of the advantage that is scaled, the paper's lambda; 0 gives GRPO."""
-    width: float = 0.2
+    width: Share = 0.2
     """The weight of a turn is kept between 1 - width and 1 + width; the paper's b, which also scales ``z``."""
-    decay: float = 0.95
+    decay: Share = 0.95
     """Share of the earlier turns' evidence that stays, per turn; the paper's gamma."""
-    prior_margin: float = 1e-3
+    prior_margin: Annotated[float, Field(gt=0, le=0.5)] = 1e-3
     """Least distance of the initial belief from 0 and 1."""
-    epsilon: float = 1e-6
+    epsilon: Positive = 1e-6
     """Added to the deviation of a completion's belief changes."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, shares=["strength", "width", "decay"], positive=["prior_margin", "epsilon"])
-        if self.prior_margin > 0.5:
-            raise ValueError(f"prior_margin: {self.prior_margin}; give at most 0.5")
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -10,12 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import Count, NotNegative, Share, settings_class
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class AntiSd:
     """Tokens that the privileged teacher likes get less advantage: it prefers shortcuts to deliberation.
 
@@ -43,17 +43,12 @@ class AntiSd:
     additive: ClassVar[bool] = True
     gate: ClassVar[str] = "teacher_entropy"
 
-    strength: float = 1.0
+    strength: NotNegative = 1.0
     """The paper's lambda; 0 gives GRPO."""
-    close_below: float = 0.93
+    close_below: Share = 0.93
     """Share of the warm-up's entropy below which the gate closes; 0 for no gate."""
-    warmup_steps: int = 20
+    warmup_steps: Count = 20
     """Batches over which that entropy is averaged."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, shares=["close_below"], finite=["strength"])
-        if self.warmup_steps < 1:
-            raise ValueError(f"warmup_steps: {self.warmup_steps}; give 1 step or more")
 
     @property
     def needs(self) -> tuple[str, ...]:

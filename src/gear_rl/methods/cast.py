@@ -1,21 +1,19 @@
 """CAST: a teacher without the answer, groups of equal rewards, signs that flip."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import AroundOne, NotNegative, Positive, Share, settings_class
 from gear_rl.tensor.groups import group_relative
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Cast:
     """A teacher that does not see the answer scales the advantage, flips it, and credits groups of equal rewards.
 
@@ -45,28 +43,20 @@ class Cast:
         "privileged_sources": ["prompt"],
     }
 
-    strength: float = 1.0
+    strength: Share = 1.0
     """Share of the advantage that is scaled, the paper's lambda; 0 gives GRPO."""
-    good_range: tuple[float, float] = (0.8, 1.05)
+    good_range: AroundOne = (0.8, 1.05)
     """Least and largest ``w`` where ``B`` is positive."""
-    bad_range: tuple[float, float] = (0.95, 1.2)
+    bad_range: AroundOne = (0.95, 1.2)
     """The same where ``B`` is negative."""
     equal_groups: bool = True
     """Credit groups of equal rewards."""
-    flip_nats: float | None = 1.0
+    flip_nats: NotNegative | None = 1.0
     """Disagreement beyond which a sign flips; None for never."""
-    flip_size: float = 0.2
+    flip_size: NotNegative = 0.2
     """Size of a flipped advantage, as a share of ``B``."""
-    largest: float = 1.2
+    largest: Positive = 1.2
     """Largest absolute advantage."""
-
-    def __post_init__(self) -> None:
-        finite = ["flip_size"] if self.flip_nats is None else ["flip_size", "flip_nats"]
-        check_settings(self, shares=["strength"], finite=finite, positive=["largest"])
-        for name in ("good_range", "bad_range"):
-            pair = getattr(self, name)
-            if not (len(pair) == 2 and 0 < pair[0] <= 1 <= pair[1] < math.inf):
-                raise ValueError(f"{name}: {pair} must hold 1 between two positive numbers, as in (0.8, 1.2)")
 
     @property
     def needs(self) -> tuple[str, ...]:

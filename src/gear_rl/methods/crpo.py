@@ -1,18 +1,20 @@
 """CRPO: task and style rewards are normalised in the group separately, then mixed."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import Positive, Share, Whole, settings_class
 from gear_rl.tensor.groups import group_relative
 from gear_rl.types import Credit, TokenSignals
 
+Places = Annotated[tuple[Whole, ...], Field(strict=False)]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@settings_class
 class Crpo:
     """Task rewards and style rewards are normalised in the group separately, and their advantages mixed.
 
@@ -39,25 +41,18 @@ class Crpo:
     even: ClassVar[bool] = True
     additive: ClassVar[bool] = True
 
-    task: tuple[int, ...] = (0,)
+    task: Annotated[Places, Field(min_length=1)] = (0,)
     """Indices of the reward functions that judge the task, from 0."""
-    style: tuple[int, ...] = (1,)
+    style: Places = (1,)
     """Indices of those that judge the style; none gives GRPO."""
-    task_share: float = 0.5
+    task_share: Share = 0.5
     """Share of the task's advantage; the rest is the style's."""
-    epsilon: float = 1e-6
+    epsilon: Positive = 1e-6
     """Added to the group's deviation."""
 
     def __post_init__(self) -> None:
-        check_settings(self, shares=["task_share"], positive=["epsilon"])
-        for field in ("task", "style"):
-            places: tuple[int, ...] = getattr(self, field)
-            if any(place < 0 for place in places):
-                raise ValueError(f"{field}: {min(places)} is no place of a reward function; count from 0")
         if len({*self.task, *self.style}) < len(self.task) + len(self.style):
             raise ValueError(f"style: a reward function is listed twice in {(*self.task, *self.style)}")
-        if not self.task:
-            raise ValueError("task: empty; name at least one reward function")
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -1,19 +1,19 @@
 """Distilled RL: likelihood ratios of teacher to student weight the tokens of good completions."""
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import settings_class
 from gear_rl.tensor.masked import masked_mean, masked_rank
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class DistilledRl:
     """In good completions each token is weighted by its ratio of teacher to student.
 
@@ -35,17 +35,12 @@ class DistilledRl:
     name: ClassVar[str] = "distilled_rl"
     source: ClassVar[str] = "arXiv:2607.17247"
 
-    clip_ratio: float = 3.0
+    clip_ratio: Annotated[float, Field(ge=1)] = 3.0
     """The ratio is kept between 1 / clip_ratio and clip_ratio; 1 gives GRPO."""
     positive_only: bool = True
     """Weight 1 unless the advantage is positive."""
     normalise: bool = True
     """Divide by the geometric mean of the completion's clipped ratios."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if not 1.0 <= self.clip_ratio < math.inf:
-            raise ValueError(f"clip_ratio: {self.clip_ratio} must be a finite number, 1 or more")
 
     @property
     def needs(self) -> tuple[str, ...]:

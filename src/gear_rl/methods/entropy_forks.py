@@ -1,13 +1,12 @@
 """80/20: only the tokens at which the student was most uncertain are credited."""
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import PositiveShare, settings_class
 from gear_rl.tensor.masked import masked_mean, masked_quantile, masked_rank
 from gear_rl.types import Credit, TokenSignals
 
@@ -16,7 +15,7 @@ Selection = Literal["quantile", "count"]
 Renormalise = Literal["none", "mean"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class EntropyForks:
     """The tokens with the highest student entropy keep the advantage; the others get none.
 
@@ -38,7 +37,7 @@ class EntropyForks:
     name: ClassVar[str] = "entropy_forks"
     source: ClassVar[str] = "arXiv:2506.01939"
 
-    top_share: float = 0.2
+    top_share: PositiveShare = 0.2
     """Share of the tokens that gets credit, above 0; 1 gives GRPO."""
     scope: Scope = "batch"
     """Pool of tokens: the ``batch`` where the advantage is not 0 (paper, TRL) or the ``completion`` (ours)."""
@@ -48,11 +47,6 @@ class EntropyForks:
     renormalise: Renormalise = "none"
     """``none``: a kept token has weight 1 (TRL); ``mean``: mean weight 1 over the ``scope`` (the paper's
     code)."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if not 0.0 < self.top_share <= 1.0:
-            raise ValueError(f"top_share: {self.top_share} is not a share; give more than 0 and at most 1")
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -1,13 +1,12 @@
 """GEAR's control: spans of fixed length, weighted by their mean divergence."""
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import Count, Share, settings_class
 from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_starts, since_segment_start, turn_ids
 from gear_rl.types import Credit, TokenSignals
@@ -16,7 +15,7 @@ Unit = Literal["tokens", "sentence", "line", "turn"]
 _SIGNALS = {"sentence": "sentence_id", "line": "line_id"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class FixedSpans:
     """Each turn is cut into spans, by length or by text, and a span is weighted by its mean divergence.
 
@@ -40,15 +39,10 @@ class FixedSpans:
 
     unit: Unit = "tokens"
     """A span is ``span_tokens`` ``tokens``, a ``sentence``, a ``line`` or a whole ``turn``."""
-    span_tokens: int = 16
+    span_tokens: Count = 16
     """Length of a span with ``unit="tokens"``; the last one of a turn may be shorter."""
-    strength: float = 0.5
+    strength: Share = 0.5
     """Share of the advantage that the divergence moves; 0 gives GRPO."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, shares=["strength"])
-        if self.span_tokens < 1:
-            raise ValueError(f"span_tokens: {self.span_tokens}; a span has at least 1 token")
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import AroundOne, Count, NotNegative, Share, Whole, settings_class
 from gear_rl.tensor.masked import masked_max, masked_mean, masked_minmax, masked_quantile
 from gear_rl.tensor.segments import at_segment_start, local_maxima, segment_ids, segment_starts, turn_ids
 from gear_rl.tensor.trust import prefix_trust
@@ -34,7 +33,7 @@ NOISE_NATS = 1e-5
 """Below this a completion has no pattern: divergences are wrong by up to 7e-6 nats (docs/benchmarks.md)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Gear:
     """A token where the teacher diverges opens a segment of credit, weighted by its divergence.
 
@@ -82,12 +81,12 @@ class Gear:
     at most 1; ``none``, nats."""
     entropy_norm: EntropyNormaliser = "minmax"
     """The same for the end signal; ``log_vocab`` divides an entropy by ``log(vocab_size)``."""
-    vocab_size: int = 0
+    vocab_size: Whole = 0
     """Size of the vocabulary, for ``entropy_norm="log_vocab"``."""
     departures: Departures = "with_reward"
     """Divergences that count: ``all``, or those ``with_reward``, where the teacher's log-ratio at the sampled
     token has the sign of the advantage."""
-    aftermath: float = 0.9
+    aftermath: Share = 0.9
     """Discounts what follows a mistake: a divergence counts by ``exp(-u_t)``, with
     ``u_t = aftermath (u_{t-1} + max(0, log p(y_{t-1}) - log q(y_{t-1})))``. 0 counts all in full."""
     onset_signal: OnsetSignal = "divergence"
@@ -98,9 +97,9 @@ class Gear:
     """Onsets: ``peak``, local maxima of a turn at or above the threshold; ``threshold``, all tokens at or above
     it; ``quantile``, all at or above that quantile; ``local_max``, all local maxima; ``never``, none, for weights
     per token."""
-    onset_threshold: float = 0.5
+    onset_threshold: NotNegative = 0.5
     """On the normalised scale; with ``quantile`` a level from 0 to 1."""
-    onset_floor_nats: float = 0.01
+    onset_floor_nats: NotNegative = 0.01
     """A token whose signal is smaller is no onset; a completion whose divergences are all smaller has weights of
     1."""
     end_rule: EndRule = "next_fork"
@@ -110,38 +109,29 @@ class Gear:
     end_signal: EndSignal = "student_entropy"
     """Read by ``next_fork`` and ``entropy_drop``: ``student_entropy``, ``teacher_entropy`` or
     ``student_varentropy``, the variance of -log p."""
-    end_threshold: float = 0.05
+    end_threshold: NotNegative = 0.05
     """On the normalised scale of the end signal."""
-    max_segment_tokens: int | None = None
+    max_segment_tokens: Count | None = None
     """Longest segment that an onset opens; None for no limit."""
     aligned: Aligned = "own"
     """Weight of a token outside every segment: from its ``own`` divergence, or ``one``."""
     weight_function: WeightFunction = "linear"
     """``linear``, 1 + alpha z; ``exp``, exp(alpha z)."""
-    alpha: float = 4.0
+    alpha: NotNegative = 4.0
     """Strength; 0 gives GRPO."""
     sign_mode: SignMode = "agnostic"
     """``agnostic``: the same weight for both signs; ``aware``: exp(-sign(A) alpha z); ``neg_only``: weight 1
     unless the advantage is negative."""
-    clip: tuple[float, float] | None = None
+    clip: AroundOne | None = None
     """Least and greatest weight before it is renormalised; None for no clip."""
     renormalise: Renormalise = "mean"
     """Scale the completion's weights to arithmetic ``mean`` 1, geometric mean 1 (``geomean``), or ``none``."""
 
     def __post_init__(self) -> None:
-        finite = ("onset_threshold", "onset_floor_nats", "end_threshold", "alpha")
-        check_settings(self, shares=["aftermath"], finite=finite)
         if self.onset_rule == "quantile" and self.onset_threshold > 1:
             raise ValueError(f"onset_threshold: {self.onset_threshold} is a quantile here; give at most 1")
-        longest = self.max_segment_tokens
-        if longest is not None and (longest < 1 or longest != int(longest)):
-            raise ValueError(f"max_segment_tokens: {self.max_segment_tokens}; a segment has at least 1 token")
         if self.end_rule == "fixed_length" and self.max_segment_tokens is None:
             raise ValueError("max_segment_tokens: end_rule='fixed_length' needs a length, for example 8")
-        if self.clip is not None and not (
-            len(self.clip) == 2 and 0 < self.clip[0] <= 1 <= self.clip[1] < math.inf
-        ):
-            raise ValueError(f"clip: {self.clip} must hold 1 between two positive numbers, as in (0.5, 2.0)")
         if self.divergence != "reverse" and self.estimator != "full":
             raise ValueError(
                 f"divergence: {self.divergence!r} cannot be estimated by {self.estimator!r} from the sampled "

@@ -1,13 +1,12 @@
 """GiGPO: turns of a group that began in the same state are compared."""
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import NotNegative, Positive, PositiveShare, Share, settings_class
 from gear_rl.signals.turns import AnchorId
 from gear_rl.tensor.groups import (
     group_numbers,
@@ -24,7 +23,7 @@ from gear_rl.types import Credit, Signal, TokenSignals
 Normaliser = Literal["mean", "mean_std"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Gigpo:
     """A turn is compared with turns that began in the same state, and the result added to the advantage.
 
@@ -51,23 +50,19 @@ class Gigpo:
     source: ClassVar[str] = "arXiv:2505.10978"
     additive: ClassVar[bool] = True
 
-    turn_weight: float = 1.0
+    turn_weight: NotNegative = 1.0
     """Weight of the comparison, the paper's omega; 0 gives GRPO."""
-    discount: float = 0.95
+    discount: Share = 0.95
     """Per turn, the paper's gamma."""
     normaliser: Normaliser = "mean"
     """``mean``: F is 1; ``mean_std``: F is the sample deviation plus ``epsilon``."""
-    epsilon: float = 1e-6
+    epsilon: Positive = 1e-6
     """Added to the deviation; unused by ``mean``."""
     turn_rewards: bool = False
     """Add the environment's turn rewards to the return."""
 
-    anchor_similarity: float = 1.0
+    anchor_similarity: PositiveShare = 1.0
     """Likeness, 0 to 1, from which two texts are one state; 1 for equal texts (released option 0.95)."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, shares=["discount"], finite=["turn_weight"], positive=["epsilon"])
-        AnchorId(self.anchor_similarity)
 
     @property
     def needs(self) -> tuple[str | Signal, ...]:

@@ -1,14 +1,12 @@
 """GRAIL: in failures the tokens that drove the wrong answer are blamed most."""
 
-import math
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import NotNegative, Share, settings_class
 from gear_rl.signals.saliency import AnswerActivation, Layer, LossSpan
 from gear_rl.tensor.masked import masked_mean, masked_rank
 from gear_rl.types import Credit, Signal, TokenSignals
@@ -18,7 +16,7 @@ Box = Literal["every", "reweighted", "none"]
 Among = Literal["completion", "before"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Grail:
     """Gradient times activation of the student's own answer scales the advantage of failures.
 
@@ -45,17 +43,17 @@ class Grail:
     name: ClassVar[str] = "grail"
     source: ClassVar[str] = "arXiv:2606.04889"
 
-    strength: float = 1.0
+    strength: Share = 1.0
     """Share of the advantage that is reweighted (ours); 0 gives GRPO."""
     symmetry: Symmetry = "wrong"
     """Completions that are reweighted: ``wrong``, A <= 0; ``correct``, A > 0; ``both``."""
-    mean: float = 1.0
+    mean: NotNegative = 1.0
     """Weight of a token of average saliency, of the delimiters and of what follows."""
-    std: float = 0.5
+    std: NotNegative = 0.5
     """Weight added per standard deviation of log-saliency."""
-    min_weight: float = 0.5
+    min_weight: NotNegative = 0.5
     """Least weight."""
-    max_weight: float = 5.0
+    max_weight: NotNegative = 5.0
     """Largest weight, and that of the answer's content."""
     box: Box = "every"
     """Completions whose answer tokens are overridden: ``every`` (released), the ``reweighted``, or ``none``."""
@@ -68,11 +66,6 @@ class Grail:
     """Tokens of the loss whose gradient is taken: the ``box`` (answer and delimiters) or its ``content``."""
 
     def __post_init__(self) -> None:
-        check_settings(self, shares=["strength"], finite=["std"])
-        if not 0.0 <= self.min_weight <= self.max_weight < math.inf:
-            raise ValueError(
-                f"min_weight: {self.min_weight} must be 0 or more, and at most max_weight, {self.max_weight}"
-            )
         if not self.min_weight <= self.mean <= self.max_weight:
             raise ValueError(
                 f"mean: {self.mean} must lie between min_weight, {self.min_weight}, and max_weight, "

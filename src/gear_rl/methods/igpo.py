@@ -1,13 +1,13 @@
 """IGPO: a turn is rewarded for how much likelier it made the right answer."""
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.errors import check_settings, warn_once
+from gear_rl.errors import warn_once
+from gear_rl.settings import Positive, Share, settings_class
 from gear_rl.signals.confidence import AnswerConfidence
 from gear_rl.tensor.groups import (
     following,
@@ -27,7 +27,7 @@ Baseline = Literal["turn", "group", "kind", "token"]
 Compare = Literal["returns", "igpo"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Igpo:
     """A turn is credited with what it and later turns add to the student's confidence in the true answer.
 
@@ -56,9 +56,9 @@ class Igpo:
     source: ClassVar[str] = "arXiv:2510.14967"
     additive: ClassVar[bool] = True
 
-    strength: float = 1.0
+    strength: Share = 1.0
     """Share of IGPO's credit; the rest is the advantage's. 0 gives GRPO."""
-    discount: float = 1.0
+    discount: Share = 1.0
     """Per turn; 1 in both releases."""
     compare: Compare = "returns"
     """What is compared in the group: ``returns``, after the discounted sum, or, as in the paper (``igpo``), the
@@ -68,14 +68,13 @@ class Igpo:
     (``group``), last with last and others with others (``kind``), or tokens of the same index (``token``)."""
     scale: bool = False
     """Divide by the deviation of what is compared."""
-    epsilon: float = 1e-6
+    epsilon: Positive = 1e-6
     """Added to the deviation; unused without ``scale``."""
 
     answer_template: str = "{privileged_context}"
     """Template of the true answer's text."""
 
     def __post_init__(self) -> None:
-        check_settings(self, shares=["strength", "discount"], positive=["epsilon"])
         AnswerConfidence(self.answer_template)
         if self.baseline == "token" and (self.compare != "returns" or self.discount != 1.0):
             raise ValueError(

@@ -1,17 +1,17 @@
 """Two methods at once, on one pass of the teacher."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
 from gear_rl.methods.gear import Gear
 from gear_rl.methods.stare import Stare
-from gear_rl.signals.signal import needs_context, needs_teacher, signals_of
+from gear_rl.settings import Share, settings_class
+from gear_rl.signals.table import needs_context, needs_teacher, signals_of
 from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_ids, segment_starts
 from gear_rl.traits import (
@@ -29,7 +29,7 @@ from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 How = Literal["product", "sum"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Mixed:
     """Two methods at once: the product of their weights, or a weighted sum of their advantages.
 
@@ -59,11 +59,10 @@ class Mixed:
     """The second; for a third, another ``mixed``."""
     how: How = "product"
     """``product`` of weights, or ``sum`` of advantages."""
-    share: float = 0.5
+    share: Share = 0.5
     """Share of the first method in a sum; the second has the rest."""
 
     def __post_init__(self) -> None:
-        check_settings(self, shares=["share"])
         for method in (self.first, self.second):
             if self.how == "product" and is_additive(method):
                 raise ValueError(

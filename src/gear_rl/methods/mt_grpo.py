@@ -1,19 +1,18 @@
 """MT-GRPO: the first turn has an advantage of its own reward."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import NotNegative, Positive, settings_class
 from gear_rl.tensor.groups import group_relative, turn_values
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class MtGrpo:
     """The first turn gets the advantage of its own reward on top of the completion's; later turns do not.
 
@@ -39,13 +38,10 @@ class MtGrpo:
     source: ClassVar[str] = "arXiv:2505.11821"
     additive: ClassVar[bool] = True
 
-    turn_weight: float = 1.0
+    turn_weight: NotNegative = 1.0
     """Weight of the first turn's advantage, the paper's alpha; 0 gives GRPO."""
-    epsilon: float = 1e-4
+    epsilon: Positive = 1e-4
     """Added to the group's deviation."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, finite=["turn_weight"], positive=["epsilon"])
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -1,42 +1,38 @@
 """OAR: a token counts as much as the student's own answer depends on it, by two measures."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import NotNegative, Positive, Share, settings_class
 from gear_rl.signals.saliency import AnswerGradient, AnswerOcclusion, Readout
 from gear_rl.tensor.bilevel import QuantileRule, bilevel_weights
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, Signal, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class _Oar:
     """``A_t = A (1 + strength (w - 1))``, ``w`` the bi-level weight of the saliency before the answer, else 1."""
 
     name: ClassVar[str]
     source: ClassVar[str] = "arXiv:2601.07408"
 
-    strength: float = 1.0
+    strength: Share = 1.0
     """Share of the advantage that is reshaped; 0 gives GRPO."""
-    threshold: float = 0.25
+    threshold: Share = 0.25
     """Quantile between lowered and raised tokens, the paper's tau."""
-    boost: float = 1.0
+    boost: NotNegative = 1.0
     """How far the most salient token is raised before the scaling, the paper's beta."""
     quantile_rule: QuantileRule = "linear"
     """``linear`` between neighbours (released snippet), or ``floor``, the token of that rank (GRAIL's code)."""
-    min_weight: float = 0.1
+    min_weight: Share = 0.1
     """Least weight of a lowered token before the scaling."""
     keep_mass: bool = True
     """Scale the weights before the answer to mean 1."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, shares=["strength", "threshold", "min_weight"], finite=["boost"])
 
     @property
     @abstractmethod
@@ -67,7 +63,7 @@ class _Oar:
         return Credit.from_weights(advantage_B, weight, masked_rank(mask))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class OarP(_Oar):
     """Tokens that the student's own answer depends on get more credit, the others less.
 
@@ -100,7 +96,7 @@ class OarP(_Oar):
         return AnswerOcclusion(self.readout)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class OarG(_Oar):
     """Tokens to which the student's own answer is most sensitive get more credit, the others less.
 
@@ -125,12 +121,8 @@ class OarG(_Oar):
     readout: Readout = "mean"
     """What is read of the answer: softmax of its ``mean`` logits, the ``last`` logits before it, or its ``joint``
     log-likelihood."""
-    noise_std: float = 1e-3
+    noise_std: Positive = 1e-3
     """Standard deviation of the noise on the embeddings."""
-
-    def __post_init__(self) -> None:
-        _Oar.__post_init__(self)
-        check_settings(self, positive=["noise_std"])
 
     @property
     def _saliency(self) -> Signal:

@@ -2,14 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import Count, Positive, Share, settings_class
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.traits import Distillation, check_sampled
 from gear_rl.types import Credit, TokenSignals
@@ -48,7 +47,7 @@ class SelfDistilling(ABC):
         return Credit(advantage=torch.where(mask, advantage, 0.0), segment_id=masked_rank(mask))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Opsd(SelfDistilling):
     """Every token is pulled towards what the teacher, who saw the solution, would have written there.
 
@@ -74,21 +73,19 @@ class Opsd(SelfDistilling):
     source: ClassVar[str] = "arXiv:2601.18734"
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "base"}
 
-    strength: float = 1.0
+    strength: Share = 1.0
     """Coefficient of the divergence; the advantage keeps the rest. 0 gives GRPO."""
-    beta: float = 0.5
+    beta: Share = 0.5
     """0: forward KL, 1: reverse KL, between: generalised Jensen-Shannon divergence."""
-    temperature: float = 1.1
+    temperature: Positive = 1.1
     """Divides the logits of student and teacher, beside the sampling temperature."""
-    top_k: int | None = None
+    top_k: Count | None = None
     """Compare only the teacher's likeliest tokens, normalised to 1; None for all. The released option is 50."""
     sampled: bool = False
     """The sampled token's log-ratio becomes the advantage; for ``beta=1, temperature=1`` without ``top_k``."""
 
     def __post_init__(self) -> None:
-        check_settings(self, shares=["strength"])
         check_sampled(self, beta=1.0, temperature=1.0, top_k=None)
-        _ = self._term  # names a setting that is outside its range
 
     @property
     def even(self) -> bool:

@@ -1,17 +1,17 @@
 """RAFT: fine-tune on the best completions of each group, a baseline."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.settings import settings_class
 from gear_rl.tensor.groups import group_numbers
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Raft:
     """A group's best completions are imitated, the others ignored.
 

@@ -1,19 +1,19 @@
 """The placebo of the segmentation: the same onsets in random places."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
 from gear_rl.methods.gear import Gear
+from gear_rl.settings import settings_class
 from gear_rl.tensor.permute import moved, random_order
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class RandomOnsets:
     """Placebo: GEAR with its onsets moved to random tokens.
 
@@ -41,9 +41,6 @@ class RandomOnsets:
     """Seed of the places."""
     step: int = 0
     """Optimizer step, which changes the places; the engine sets it."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -1,21 +1,21 @@
 """RLCSD: a bounded bonus for what a right hint, and not a wrong one, makes likelier."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import NotNegative, Positive, settings_class
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, TokenSignals
 
 Paths = Literal["completion", "batch", "one"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Rlcsd:
     """Tokens likelier under a right hint than under a wrong one get a bounded bonus, unlikelier ones a malus.
 
@@ -46,22 +46,17 @@ class Rlcsd:
         "privileged_sources": ["sibling"],
     }
 
-    strength: float = 0.5
+    strength: Annotated[float, Field(ge=0, le=2)] = 0.5
     """Largest bonus, in units of advantage; 0 gives GRPO."""
-    squash_nats: float = 0.02
+    squash_nats: Positive = 0.02
     """Contrast at which the bonus is tanh(1) = 0.76 of the largest."""
-    threshold: float = 0.02
+    threshold: NotNegative = 0.02
     """Bonuses up to this size are dropped."""
-    modulated_share: float = 1.0
+    modulated_share: NotNegative = 1.0
     """Weight of the modulated tokens' mean, the paper's eta; unused by ``one``."""
     paths: Paths = "batch"
     """Modulated and other tokens have a mean each over the ``batch`` (paper) or the ``completion`` (ours), or
     share ``one``."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, finite=["threshold", "modulated_share"], positive=["squash_nats"])
-        if not 0.0 <= self.strength <= 2.0:
-            raise ValueError(f"strength: {self.strength} must be 0 to 2, the released code's bound")
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -1,19 +1,20 @@
 """RLSD: the teacher's likelihood ratio scales the advantage of each token."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import Count, Share, Whole, settings_class
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Rlsd:
     """The clipped likelihood ratio of teacher to student scales the advantage of each token.
 
@@ -40,31 +41,18 @@ class Rlsd:
     source: ClassVar[str] = "arXiv:2604.03128"
     engine_settings: ClassVar[Mapping[str, Any]] = {"teacher_model_kind": "sync", "teacher_sync_steps": 10}
 
-    strength: float = 0.5
+    strength: Share = 0.5
     """Share of the advantage that is scaled, the paper's lambda; 0 gives GRPO."""
-    clip_width: float = 0.2
+    clip_width: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """The ratio is kept between 1 - clip_width and 1 + clip_width."""
-    clamp_nats: float = 20.0
+    clamp_nats: Annotated[float, Field(gt=0, le=60)] = 20.0
     """Largest absolute log-ratio before the exponential."""
     negative_only: bool = False
     """Weight 1 unless the advantage is negative."""
-    decay_steps: int | None = 50
+    decay_steps: Count | None = 50
     """Optimizer steps over which the strength falls linearly to 0; None for no decay."""
-    warmup_steps: int = 0
+    warmup_steps: Whole = 0
     """Optimizer steps over which the strength first rises linearly from 0."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, shares=["strength"])
-        if not 0.0 <= self.clip_width < 1.0:
-            raise ValueError(f"clip_width: {self.clip_width} must be 0 or more, and below 1 to keep the sign")
-        if not 0.0 < self.clamp_nats <= 60.0:
-            raise ValueError(
-                f"clamp_nats: {self.clamp_nats} must be above 0 and at most 60, or exp overflows"
-            )
-        if self.decay_steps is not None and self.decay_steps < 1:
-            raise ValueError(f"decay_steps: {self.decay_steps}; give 1 step or more, or None for no decay")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps: {self.warmup_steps}; give 0 steps or more")
 
     @property
     def needs(self) -> tuple[str, ...]:

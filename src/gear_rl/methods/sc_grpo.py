@@ -1,18 +1,17 @@
 """SC-GRPO as we infer it: GEAR token by token with a sibling's success."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
 from gear_rl.methods.gear import Gear
+from gear_rl.settings import settings_class
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class ScGrpo:
     """The divergence from the policy that sees a success of its group weights each token.
 
@@ -36,9 +35,6 @@ class ScGrpo:
 
     of: Gear = Gear(onset_rule="never")
     """The GEAR that weights the tokens."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -1,20 +1,20 @@
 """SDPG: GRPO plus a pull towards the privileged teacher and an anchor to the first policy."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import NotNegative, Positive, Share, Whole, settings_class
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.traits import Anchor, Distillation, check_sampled
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Sdpg:
     """GRPO's advantage stays; the loss adds a pull to the privileged teacher and an anchor to the first policy.
 
@@ -40,40 +40,35 @@ class Sdpg:
     name: ClassVar[str] = "sdpg"
     source: ClassVar[str] = "arXiv:2606.04036"
 
-    weight: float = 1e-3
+    weight: NotNegative = 1e-3
     """Coefficient of the divergence, the paper's beta(k) before its schedule."""
-    beta: float = 1.0
+    beta: Share = 1.0
     """1: reverse KL, as published, 0: forward KL, between: generalised Jensen-Shannon divergence."""
-    max_nats: float | None = 20.0
+    max_nats: Positive | None = 20.0
     """Largest divergence of a token; None for no limit."""
     positive_only: bool = False
     """Distil only where the advantage is above 0, as in the paper."""
-    warmup_steps: int = 0
+    warmup_steps: Whole = 0
     """Optimizer steps over which the weight rises linearly from 0."""
-    decay_steps: int = 0
+    decay_steps: Whole = 0
     """Last optimizer steps of ``total_steps``, over which the weight falls linearly to 0."""
     total_steps: int | None = None
     """Optimizer steps of the training, for the decay."""
     anchor: Anchor = "urkl"
     """Penalty that holds the policy to its first weights: ``urkl``, ``ufkl``, ``rkl``, ``fkl`` or ``none``."""
-    anchor_weight: float = 1e-3
+    anchor_weight: NotNegative = 1e-3
     """Coefficient of the anchor, the paper's alpha."""
     sampled: bool = False
     """Add ``weight (log q - log p)`` of the sampled token, within ``max_nats``, to the advantage in place of
     ``D_t``; for ``beta=1``. **Additive**; the anchor stays in the loss."""
 
     def __post_init__(self) -> None:
-        check_settings(self, finite=["weight"])
         check_sampled(self, beta=1.0)
-        for field in ("warmup_steps", "decay_steps"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"{field}: {getattr(self, field)}; give 0 steps or more")
         if self.decay_steps and (self.total_steps is None or self.total_steps < 1):
             raise ValueError(
                 f"total_steps: {self.total_steps}, but the weight decays over the last {self.decay_steps} steps; "
                 "give the number of optimizer steps of the training"
             )
-        _ = self._term  # names a setting that is outside its range
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -1,15 +1,14 @@
 """SDPO: the student imitates itself, shown a success of its group or feedback."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gear_rl.errors import check_settings
 from gear_rl.methods.opsd import SelfDistilling
+from gear_rl.settings import Count, Positive, Share, settings_class
 from gear_rl.traits import Distillation, TopKOf, check_sampled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Sdpo(SelfDistilling):
     """Every token is pulled towards what the policy writes once it saw a success of its group, or feedback.
 
@@ -40,26 +39,24 @@ class Sdpo(SelfDistilling):
         "success_reward": 0.5,
     }
 
-    strength: float = 1.0
+    strength: Share = 1.0
     """Coefficient of the divergence; the advantage keeps the rest. 0 gives GRPO."""
-    beta: float = 0.5
+    beta: Share = 0.5
     """0: forward KL, 1: reverse KL, between: generalised Jensen-Shannon divergence."""
-    top_k: int | None = 100
+    top_k: Count | None = 100
     """Number of likeliest tokens compared; None for all."""
     top_k_of: TopKOf = "student"
     """Whose likeliest tokens: the ``student``'s (released) or the ``teacher``'s."""
     tail: bool = True
     """Count all other tokens as one more outcome; if False, normalise the ``top_k`` to 1."""
-    ratio_clip: float | None = 2.0
+    ratio_clip: Positive | None = 2.0
     """Largest importance ratio; None for no ratio."""
     sampled: bool = False
     """The sampled token's log-ratio becomes the advantage; for ``beta=1`` without ``top_k`` and
     ``ratio_clip``."""
 
     def __post_init__(self) -> None:
-        check_settings(self, shares=["strength"])
         check_sampled(self, beta=1.0, top_k=None, ratio_clip=None)
-        _ = self._term  # names a setting that is outside its range
 
     @property
     def even(self) -> bool:

@@ -1,20 +1,20 @@
 """SERL: RLSD on the agent's actions, GRPO on all other tokens."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
 from gear_rl.methods.rlsd import Rlsd
+from gear_rl.settings import Count, settings_class
 from gear_rl.tensor.segments import since_segment_start, turn_ids
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Serl:
     """RLSD on action tokens only: the last ``action_tokens`` of a turn that the environment answered.
 
@@ -43,17 +43,10 @@ class Serl:
 
     of: Rlsd = Rlsd()
     """RLSD with its settings."""
-    action_tokens: int | None = None
+    action_tokens: Count | None = None
     """Number of tokens at the end of a turn that are its action; None for the whole turn."""
     answered_only: bool = True
     """Only turns that another turn follows: the last one got no feedback."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if self.action_tokens is not None and self.action_tokens < 1:
-            raise ValueError(
-                f"action_tokens: {self.action_tokens}; an action has 1 token or more, or None for the whole turn"
-            )
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -1,13 +1,12 @@
 """SHEAR: a token counts as much as its hidden states differ from rollouts with the other outcome."""
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import Count, Share, settings_class
 from gear_rl.signals.transport import TransportDistance
 from gear_rl.tensor.masked import masked_mean, masked_rank
 from gear_rl.types import Credit, Signal, TokenSignals
@@ -15,7 +14,7 @@ from gear_rl.types import Credit, Signal, TokenSignals
 Normalise = Literal["none", "mean"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Shear:
     """The distance of hidden states to completions with the other outcome scales the advantage.
 
@@ -39,18 +38,17 @@ class Shear:
     name: ClassVar[str] = "shear"
     source: ClassVar[str] = "arXiv:2604.23318"
 
-    strength: float = 1.0
+    strength: Share = 1.0
     """Share of the advantage that the distance scales; 0 gives GRPO."""
     normalise: Normalise = "none"
     """``none``: the distance itself (paper); ``mean``: over its mean in the completion."""
 
-    window_tokens: int = 100
+    window_tokens: Count = 100
     """Tokens per window."""
-    stride_tokens: int = 25
+    stride_tokens: Count = 25
     """Tokens from the start of one window to the next."""
 
     def __post_init__(self) -> None:
-        check_settings(self, shares=["strength"])
         TransportDistance(self.window_tokens, self.stride_tokens)
 
     @property

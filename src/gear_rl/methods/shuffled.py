@@ -1,14 +1,14 @@
 """The placebo: the same credit in random places."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
 from gear_rl.methods.gear import Gear
+from gear_rl.settings import settings_class
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.tensor.permute import permuted, random_order
 from gear_rl.traits import (
@@ -24,7 +24,7 @@ from gear_rl.traits import (
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Shuffled:
     """Placebo: another method's credit, permuted inside each completion.
 
@@ -52,9 +52,6 @@ class Shuffled:
     """Seed of the permutations."""
     step: int = 0
     """Optimizer step, which changes the permutation; the engine sets it."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def needs(self) -> tuple[str | Signal, ...]:

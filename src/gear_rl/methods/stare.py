@@ -1,18 +1,17 @@
 """STARE: surprising tokens of good completions weigh more, while the policy is certain."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gear_rl.errors import check_settings
+from gear_rl.settings import Positive, Share, settings_class
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Stare:
     """The most surprising tokens of good completions weigh more, so that a certain policy keeps its entropy.
 
@@ -36,17 +35,14 @@ class Stare:
     source: ClassVar[str] = "arXiv:2606.19236"
     whole_batch: ClassVar[bool] = True
 
-    share: float = 0.1
+    share: Share = 0.1
     """Share of the tokens that is reweighted, at least one."""
-    weight: float = 1.1
+    weight: Positive = 1.1
     """Of surprising tokens where the advantage is positive; 1 with ``bad_weight`` 1 gives GRPO."""
-    bad_weight: float = 1.0
+    bad_weight: Positive = 1.0
     """Of surprising tokens where the advantage is negative."""
-    entropy_nats: float = 0.3
+    entropy_nats: Positive = 0.3
     """Mean entropy of the batch at or above which every weight is 1."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, shares=["share"], positive=["weight", "bad_weight", "entropy_nats"])
 
     @property
     def needs(self) -> tuple[str, ...]:

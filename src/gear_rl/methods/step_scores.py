@@ -1,13 +1,14 @@
 """Scores of steps that the user has: as rewards that are compared in the group, or as weights."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
+from pydantic import Field
 from torch import Tensor
 
-from gear_rl.errors import check_settings, warn_once
+from gear_rl.errors import warn_once
+from gear_rl.settings import NotNegative, Positive, Share, settings_class
 from gear_rl.signals.steps import PrmScore, StepId, Steps, StepScore
 from gear_rl.tensor.groups import (
     group_relative,
@@ -23,7 +24,7 @@ from gear_rl.types import Credit, Signal, TokenSignals
 Use = Literal["rewards", "process_supervision", "weights"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class StepScores:
     """Scores of your own, one per step: from a reward function, an environment or a process reward model.
 
@@ -52,27 +53,24 @@ class StepScores:
     ``weights``: scores share out the advantage."""
     steps: Steps = "turns"
     """A step is one of the ``turns``, ``tokens``, ``spans`` of characters, or what ends with ``separator``."""
-    separator: str = "\n\n"
+    separator: Annotated[str, Field(min_length=1)] = "\n\n"
     """The text that ends a step; ``\\n`` in it is a line break."""
     prm: str | None = None
     """Process reward model: a token classifier over the policy's vocabulary, whose last class is read at step
     ends."""
-    strength: float = 1.0
+    strength: NotNegative = 1.0
     """Weight of the scores; 0 gives GRPO."""
-    discount: float = 1.0
+    discount: Share = 1.0
     """Per step, of later rewards; 0 credits each step with its own only. Below 1 an early score pays more than a
     late one: keep 1 where the last step alone has one."""
     outcome: bool = True
     """Add the completion's own advantage to the rewards; the source does not."""
-    epsilon: float = 1e-4
+    epsilon: Positive = 1e-4
     """Added to the deviation."""
 
     def __post_init__(self) -> None:
-        check_settings(self, shares=["discount"], finite=["strength"], positive=["epsilon"])
         if self.use == "weights" and self.strength > 1:
             raise ValueError(f"strength: {self.strength}; give 0 to 1 with use=weights")
-        if not self.separator:
-            raise ValueError("separator: it is empty; give the text that ends a step")
         if self.prm is not None and self.steps == "spans":
             raise ValueError(
                 "steps: 'spans' come from a reward function with their scores, so there is nothing for prm; "

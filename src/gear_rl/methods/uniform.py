@@ -1,16 +1,16 @@
 """GRPO: every token of a completion carries the completion's advantage."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gear_rl.settings import settings_class
 from gear_rl.types import Credit, TokenSignals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@settings_class
 class Uniform:
     """Every token of a completion gets the completion's advantage.
 

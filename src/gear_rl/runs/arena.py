@@ -1,8 +1,5 @@
 """Training runs on the arena, as configurations."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence

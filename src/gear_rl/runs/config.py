@@ -6,36 +6,21 @@ settings of TRL and transformers. The method's settings are under ``credit``.
 
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
-import ast
 import dataclasses
-import inspect
-import itertools
-import re
-import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gear_rl.arena.task import dataset_task, get_task
-from gear_rl.data.objects import import_object
 from gear_rl.errors import InputError, did_you_mean
-from gear_rl.methods import COMBINED, METHODS, settings_in
+from gear_rl.method_builder import put_setting
 from gear_rl.runs.trl_names import NAMES, with_our_names
-from gear_rl.traits import method_settings
-from gear_rl.types import CreditAssigner
-
-_SCALARS = {
-    "null": "~|null|Null|NULL|",
-    "merge": "<<",
-    "bool": "true|True|TRUE|false|False|FALSE",
-    "int": "[-+]?(0|[1-9][0-9]*)",
-    "float": r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*|(?=[eE]))|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)",
-}
-"""The plain scalars of YAML 1.2 that are not text; ``no``, ``1:30``, ``010`` and dates are text."""
+from gear_rl.settings import checked_value, fault_in
+from gear_rl.yaml_values import parse_word, read_yaml
 
 
 class RunConfig(BaseModel):
@@ -45,7 +30,9 @@ class RunConfig(BaseModel):
     'gear'
     """
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True
+    )
 
     model: str
     """'arena', a hub name, a local folder, or smollm2 (gear model smollm2)."""
@@ -105,7 +92,7 @@ def load_config(
     Traceback (most recent call last):
     gear_rl.errors.InputError: --config: missing.yaml does not exist
     """
-    values = {} if path is None else with_our_names(_read_yaml(Path(path)))
+    values = {} if path is None else with_our_names(read_yaml(Path(path)))
     trainer_types = trainer_settings() if types is None else types
     fields = RunConfig.model_fields
     hints = {key: field.annotation for key, field in fields.items()} | dict(trainer_types)
@@ -116,7 +103,7 @@ def load_config(
         hint = fields[key].annotation if key in fields else trainer_types.get(key)
         # `--run_name 007`: a text setting takes the word as it stands, unless it is null or quoted.
         is_text = hint in (str, str | None) and not isinstance(value, str | bool | None)
-        put(values, key, text if is_text else value)
+        put_word(values, key, text if is_text else value)
     values = with_our_names(values)  # --use_peft
     if values.get("resume_from_checkpoint") is True:
         values["resume_from_checkpoint"] = "latest"
@@ -124,13 +111,13 @@ def load_config(
     for name, value in values.items():
         if "." in name:
             first, nested = name.partition(".")[0], dict(values)
-            put(nested, name, value)
+            put_word(nested, name, value)
             shown = yaml.safe_dump({first: nested[first]}, default_flow_style=True, sort_keys=False)
             raise InputError(f"{name}: a file nests its settings; write {shown.strip()[1:-1]}")
         if name in fields and name != "trainer":
-            own[name] = checked(name, value, fields[name].annotation)
+            own[name] = value
         elif name in trainer_types:
-            trainer[name] = checked(name, value, trainer_types[name])
+            trainer[name] = checked_value(name, value, trainer_types[name])
         elif types is None:
             raise InputError(
                 f"{name}: no such setting; {did_you_mean(name, [*fields, *trainer_types, *NAMES, 'use_peft'])}"
@@ -144,7 +131,23 @@ def load_config(
         if own.get(name) is None:
             hint = " ".join(str(fields[name].description).split())
             raise InputError(f"{name}: missing; give it in the file or as --{name} VALUE ({hint})")
-    return RunConfig(**own, trainer=trainer)
+    try:
+        return RunConfig(**own, trainer=trainer)
+    except ValidationError as error:
+        raise InputError(fault_in(error, hints, own)) from None
+
+
+def put_word(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set the dotted key of a flag; ``--credit.alpha 0.5`` alone sets the default method.
+
+    >>> values = {}
+    >>> put_word(values, "credit.alpha", 0.5)
+    >>> values
+    {'credit': {'name': 'gear', 'alpha': 0.5}}
+    """
+    if key.startswith("credit.") and values.get("credit") is None:
+        values["credit"] = RunConfig.model_fields["credit"].default
+    put_setting(values, key, value, f"--{key}")
 
 
 def parse_overrides(words: Sequence[str], hints: Mapping[str, Any] | None = None) -> list[tuple[str, str]]:
@@ -180,219 +183,7 @@ def trainer_settings() -> dict[str, Any]:
     except ImportError as error:
         raise InputError(str(error)) from None
 
-    hints = typing.get_type_hints(GEARConfig)
+    hints = typing.get_type_hints(GEARConfig, include_extras=True)
     # Floats for TRL, where less than 1 is a share of the run; a number of steps stays one.
     hints |= {name: int | hints[name] for name in ("logging_steps", "save_steps", "eval_steps")}
     return {f.name: hints.get(f.name, Any) for f in dataclasses.fields(GEARConfig) if f.init}
-
-
-def checked(name: str, value: Any, hint: Any) -> Any:
-    """The value as the type ``hint``; ``InputError`` for another type, and for text or true as a number.
-
-    >>> checked("learning_rate", 1, float)
-    1.0
-    >>> checked("learning_rate", True, float)
-    Traceback (most recent call last):
-    gear_rl.errors.InputError: learning_rate: True is not right: it is no number
-    """
-    try:
-        found: Any = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
-    except ValidationError as error:
-        why = error.errors()[0]["msg"]
-        why += "; write it in quotes" if "valid string" in why and isinstance(value, int | float) else ""
-        raise InputError(f"{name}: {value!r:.200} is not right: {why}") from None
-    except Exception:
-        return value  # a type that pydantic cannot build a check for; the trainer checks it
-    many = isinstance(value, list | tuple) and isinstance(found, list | tuple)
-    for given, made in zip(value, found, strict=False) if many else [(value, found)]:
-        if type(made) in (int, float) and type(given) not in (int, float):  # pydantic takes true and '010'
-            raise InputError(f"{name}: {given!r:.200} is not right: it is no number")
-    return found
-
-
-def credit_settings(credit: Any, where: str = "credit") -> Mapping[str, Any]:
-    """The name of a method and its settings, of a text or a mapping.
-
-    >>> credit_settings({"name": "gear:tokens", "alpha": 2}), credit_settings("mine.methods:Mine")
-    ({'name': 'gear', 'onset_rule': 'never', 'alpha': 2}, {'name': 'mine.methods:Mine'})
-    """
-    if not isinstance(credit, str | Mapping):
-        why = "is no method; give a name, or {name: METHOD, SETTING: VALUE}"
-        raise InputError(f"{where}: {credit!r:.200} {why}")
-    settings: Mapping[str, Any] = {"name": credit} if isinstance(credit, str) else cast(Any, credit)
-    name = settings.get("name")
-    if not isinstance(name, str):
-        return settings
-    if is_object(name):
-        return settings
-    try:
-        return {**settings_in(name), **{key: value for key, value in settings.items() if key != "name"}}
-    except ValueError as error:
-        raise InputError(f"{where}: {error}") from None
-
-
-def is_object(name: str) -> bool:
-    """Whether a method's name is ``module:object``, not one of the catalogue with a preset or settings.
-
-    >>> is_object("mine:Mine"), is_object("gear:tokens"), is_object("gear"), is_object("gaer:alpha=2")
-    (True, False, False, False)
-    """
-    known = name.partition(":")[0] in METHODS or COMBINED.search(name)
-    return ":" in name and "=" not in name and not known
-
-
-def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
-    """The method that a name, ``name:setting=value``, ``package.module:object`` or ``{name: ..., setting: ...}``
-    describes.
-
-    >>> build_method({"name": "gear", "alpha": 0.25}).alpha, build_method("gear:alpha=0.5").alpha
-    (0.25, 0.5)
-    """
-    settings = credit_settings(credit, where)
-    name = settings.get("name")
-    if not isinstance(name, str):
-        raise InputError(f"{where}.name: missing; choose from {', '.join(METHODS)}")
-    if ":" not in name and name not in METHODS:
-        raise InputError(f"{where}: no method {name!r}; {did_you_mean(name, METHODS)}")
-    try:
-        method: Any = import_object(name, where) if ":" in name else METHODS[name]
-    except InputError as error:
-        near = did_you_mean(name.partition(":")[0], METHODS)
-        raise InputError(f"{error}; {near}" if near.endswith("?") else str(error)) from error
-    if dataclasses.is_dataclass(method) and isinstance(method, type):
-        method = _built(method, settings, where)
-    elif len(settings) > 1:
-        raise InputError(f"{where}: {name} is no dataclass, so it takes no settings: {dict(settings)}")
-    if isinstance(method, type) or not isinstance(method, CreditAssigner):
-        raise InputError(
-            f"{where}: {name} is no method: it needs `name`, `source`, `needs` and a call (docs: README)"
-        )
-    return method
-
-
-def _built(cls: Any, settings: Mapping[str, Any], where: str) -> Any:
-    """The object of a dataclass with these settings, each checked; a method inside it is built too."""
-    hints, fields = typing.get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
-    made: dict[str, Any] = {}
-    for key, value in settings.items():
-        if key == "name":
-            continue
-        at = f"{where}.{key}"
-        if key not in fields:
-            why = f"method {settings['name']!r} has no such setting; {did_you_mean(key, fields)}"
-            raise InputError(f"{at}: {why}")
-        if not _is_method_type(hints[key]):
-            made[key] = checked(at, value, hints[key])
-            continue
-        default = fields[key].default
-        if isinstance(value, Mapping) and "name" not in value and isinstance(default, CreditAssigner):
-            value = {**method_settings(default), **cast(Mapping[str, Any], value)}
-        made[key] = build_method(value, at)
-    try:
-        return cls(**made)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{where}.{error}") from None
-
-
-def settings_of(cls: Any) -> list[dict[str, Any]]:
-    """Every setting of a method: name, default, choices or type, and the text under the field.
-
-    >>> from gear_rl.methods import Opsd
-    >>> {row["name"]: row["default"] for row in settings_of(Opsd)}
-    {'strength': 1.0, 'beta': 0.5, 'temperature': 1.1, 'top_k': None, 'sampled': False}
-    """
-    hints, texts, rows = typing.get_type_hints(cls), dict[str, str](), list[dict[str, Any]]()
-    bases: list[Any] = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
-    for base in bases:
-        # Python keeps the text under a field in the source only.
-        [parsed] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        for pair in itertools.pairwise(cast(ast.ClassDef, parsed).body):
-            match pair:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    texts[name] = " ".join(text.replace("``", "").split())
-                case _:
-                    pass
-    for field in dataclasses.fields(cls):
-        hint: Any = hints[field.name]
-        choices = list(typing.get_args(hint)) if typing.get_origin(hint) is typing.Literal else None
-        kind = "choice" if choices else hint.__name__ if isinstance(hint, type) else str(hint)
-        default = cast(Any, field.default).name if _is_method_type(hint) else field.default
-        row = {"name": field.name, "default": default, "type": kind.replace("typing.", "")}
-        rows.append(row | {"choices": choices, "help": texts.get(field.name)})
-    return rows
-
-
-def _is_method_type(hint: Any) -> bool:
-    return hint is CreditAssigner or hint in METHODS.values()
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise InputError(f"--config: {path} {'is no file' if path.exists() else 'does not exist'}")
-    try:
-        values: Any = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark: Any = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        raise InputError(f"{path}{place}: {getattr(error, 'problem', None) or error}") from None
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in cast(dict[Any, Any], values)):
-        raise InputError(f"{path}: expected 'key: value' lines")
-    return cast(dict[str, Any], values)
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain data of YAML 1.2, in which no key stands twice."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        None: [(f"tag:yaml.org,2002:{kind}", re.compile(f"({words})$")) for kind, words in _SCALARS.items()]
-    }
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen = set[str]()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                problem = f"the key {key.value!r} stands twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def parse_word(text: str) -> Any:
-    """A value of the command line: YAML if it is a number, a boolean, null, quoted or in brackets, else the text.
-
-    >>> parse_word("0.5"), parse_word("[a, 1]"), parse_word("Q: {prompt}"), parse_word("# 1"), parse_word("1:30")
-    (0.5, ['a', 1], 'Q: {prompt}', '# 1', '1:30')
-    """
-    try:
-        value: Any = yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return text
-    if text.lstrip().startswith(("{", "[", "'", '"')):
-        return value
-    keeps = isinstance(value, bool | int | float) or text in ("null", "Null", "NULL", "~")
-    return value if keeps else text
-
-
-def put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; a name along the path (``credit: gear``) becomes ``{name: gear}``.
-
-    >>> values = {"credit": "shuffled"}
-    >>> put(values, "credit.of.alpha", 3)
-    >>> values
-    {'credit': {'name': 'shuffled', 'of': {'alpha': 3}}}
-    """
-    first, *rest = key.split(".")
-    if not rest:
-        values[first] = value
-        return
-    inner: Any = values.get(first)
-    if inner is None:
-        # `--credit.alpha 0.5` alone sets the default method.
-        default: Any = RunConfig.model_fields[first].default if first in RunConfig.model_fields else None
-        inner = default if isinstance(default, str) else {}
-    if isinstance(inner, str):
-        inner = {"name": inner}
-    if not isinstance(inner, dict):
-        raise InputError(f"--{key}: {first} is {inner!r} and has no settings of its own")
-    values[first] = dict(cast(dict[str, Any], inner))
-    put(values[first], ".".join(rest), value)

@@ -1,7 +1,5 @@
 """The machine of a run: the settings and threads for it, and the libraries' output."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
-
 import os
 import warnings
 from pathlib import Path

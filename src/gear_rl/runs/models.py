@@ -1,8 +1,5 @@
 """``gear model``: a small pretrained model, from a wheel of the package index or else from the hub."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import contextlib
 import importlib.util
 import os

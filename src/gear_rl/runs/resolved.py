@@ -9,12 +9,13 @@ from typing import Any
 import yaml
 
 from gear_rl.credit.config import METHOD_SETTINGS
-from gear_rl.data.objects import import_object
 from gear_rl.engines.folder import RunFolder, checkpoints_in
-from gear_rl.errors import InputError
+from gear_rl.errors import input_errors
 from gear_rl.files import replace_file
-from gear_rl.runs.config import RunConfig, credit_settings
+from gear_rl.method_builder import credit_settings
+from gear_rl.runs.config import RunConfig
 from gear_rl.traits import method_settings
+from gear_rl.user_objects import import_object
 
 RUN_FILE, OUTPUT_DIR, RECORDS = "gear.yaml", "runs/train", "records.jsonl"
 """The file's name, and the defaults of ``output_dir`` and ``record_file``."""
@@ -23,10 +24,8 @@ RUN_FILE, OUTPUT_DIR, RECORDS = "gear.yaml", "runs/train", "records.jsonl"
 def run_folder(config: RunConfig) -> RunFolder:
     """The folder of a run and of its records."""
     path = Path(str(config.trainer.get("output_dir", OUTPUT_DIR))).expanduser()
-    try:
+    with input_errors():
         return RunFolder(path, config.trainer.get("record_file", RECORDS))
-    except ValueError as error:
-        raise InputError(str(error)) from None
 
 
 def how_to_go_on(config: RunConfig) -> str:

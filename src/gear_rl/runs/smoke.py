@@ -4,24 +4,25 @@ The model, the data, sizes and GPU settings are swapped. The configuration's col
 loss are what runs.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import json
 import math
+import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gear_rl.data.objects import import_object
+import torch
+
 from gear_rl.data.rows import load_rows
 from gear_rl.data.sources import is_generated
-from gear_rl.errors import InputError, raised
+from gear_rl.errors import InputError, input_errors, raised
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.resolved import run_folder
 from gear_rl.runs.tiny_model import save_tiny_model
+from gear_rl.user_objects import import_object
 
 STEPS, GROUP, BATCH = 2, 4, 8
 """Two groups a step."""
@@ -69,12 +70,15 @@ def smoke(
 
     use_few_threads()
     _check_settings(config)
+    calls = _example_calls(config)
     with tempfile.TemporaryDirectory(prefix="gear-smoke-") as folder:
-        small, swaps = swapped(config, Path(folder))
+        small, swaps = swapped(config, Path(folder), calls)
         for key, text in swaps.items():
             say(f"{key}: {text}")
         try:
-            trainer = train(small, callbacks)
+            trainer = train(
+                small, callbacks, prepare=partial(_script_turns, calls=calls if "model" in swaps else [])
+            )
         except InputError:
             raise
         except Exception as error:
@@ -82,17 +86,17 @@ def smoke(
         return _checked(trainer)
 
 
-def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]:
+def swapped(config: RunConfig, folder: Path, calls: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str]]:
     """The configuration to run, and for each swapped key its replacement. Writes into ``folder``."""
     words = _DROPPED.split()
     dropped = [key for key in config.trainer if key in words or key.startswith(("vllm_", "hub_"))]
     trainer = {key: value for key, value in config.trainer.items() if key not in dropped}
     trainer |= SIZES | {"use_vllm": False, "output_dir": str(folder / "out")}
-    own, swaps, calls = dict[str, Any](), dict[str, str](), _example_calls(config)
+    own, swaps = dict[str, Any](), dict[str, str]()
     if config.model.partition("/")[0] != "arena":
-        own["model"] = save_tiny_model(folder / "model", calls)
+        own["model"] = save_tiny_model(folder / "model")
         swaps["model"] = f"a random Qwen3 of two layers, for {config.model}"
-        length = 320 if calls else 32
+        length = 640 if calls else 32
         trainer["max_completion_length"] = min(config.trainer.get("max_completion_length", length), length)
     if config.smoke_rows is not None:
         own |= _rows_swapped(config, config.smoke_rows, folder / "rows.jsonl")
@@ -120,6 +124,22 @@ def swapped(config: RunConfig, folder: Path) -> tuple[RunConfig, dict[str, str]]
     return config.model_copy(update=own | {"trainer": trainer}), swaps
 
 
+def _script_turns(trainer: Any, calls: Sequence[str]) -> None:
+    """Let the model say one of the calls or "ok" in every turn, since a random one never calls a tool."""
+    if not calls:
+        return
+    draw, turns = random.Random(0), ["ok<|im_end|>"]
+    turns += [f"<tool_call>\n{call}\n</tool_call><|im_end|>" for call in calls]
+
+    def generate(input_ids: Any, **options: Any) -> Any:
+        said = trainer.processing_class(
+            draw.choices(turns, k=len(input_ids)), padding=True, padding_side="right", return_tensors="pt"
+        )
+        return torch.cat([input_ids, said["input_ids"][:, : trainer.max_completion_length]], dim=1)
+
+    trainer.model.generate = generate
+
+
 def _rows_swapped(config: RunConfig, rows: list[dict[str, Any]], file: Path) -> dict[str, Any]:
     """Write ``rows`` to ``file``; returns the keys that make training and evaluation read it."""
     if len(rows) < 3:
@@ -143,11 +163,9 @@ def _check_settings(config: RunConfig) -> None:
 
     run_folder(config)
     known = {key: value for key, value in config.trainer.items() if key not in _DROPPED.split()}
-    try:
+    with input_errors():
         everything: dict[str, Any] = known | SIZES | {"output_dir": tempfile.gettempdir()}
         GEARConfig(**everything)
-    except (ValueError, ImportError) as error:
-        raise InputError(str(error)) from None
 
 
 def _example_calls(config: RunConfig) -> list[str]:

@@ -1,11 +1,5 @@
-"""A random Qwen3 of two layers that trains on any CPU and can call tools."""
+"""A random Qwen3 of two layers that trains on any CPU."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
-import math
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +8,12 @@ _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
 
-def save_tiny_model(folder: Path, calls: Sequence[str] = ()) -> str:
-    """A folder with a random Qwen3 and a byte tokenizer with TRL's Qwen3 chat template.
-
-    With ``calls`` (JSON of tool calls) every turn is one of them or plain text, at random. A random model never
-    learns to call tools, so the transitions of a call are written into its head.
-    """
+def save_tiny_model(folder: Path) -> str:
+    """A folder with a random Qwen3 and a byte tokenizer with TRL's Qwen3 chat template."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    bodies = [f"\n{call}\n" for call in calls]
-    tokenizer = _tokenizer(bodies)
+    tokenizer = _tokenizer()
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -44,8 +33,7 @@ def save_tiny_model(folder: Path, calls: Sequence[str] = ()) -> str:
     with torch.no_grad():
         for parameter in model.model.layers.parameters():
             if parameter.dim() > 1:
-                # Large enough for student and teacher to differ, small enough for calls to be sampled.
-                parameter.mul_(4.0 if bodies else 6.0)
+                parameter.mul_(6.0)  # student and teacher differ
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         embedding.normal_()
         head.normal_(std=0.2)
@@ -53,18 +41,13 @@ def save_tiny_model(folder: Path, calls: Sequence[str] = ()) -> str:
         embedding[:, 0] = 4.0
         head[:, 0] = 0.0
         head[tokenizer.eos_token_id, 0] = 1.2
-        if bodies:
-            _write_calls(embedding, head, tokenizer, bodies)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
-def _tokenizer(bodies: Sequence[str]) -> Any:
-    """Bytes, and one token each for the markup of chat and calls and for the ``bodies``.
-
-    A call is one token, so that a model without memory can sample it.
-    """
+def _tokenizer() -> Any:
+    """Bytes, and one token each for the markup of chat and calls."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -75,32 +58,9 @@ def _tokenizer(bodies: Sequence[str]) -> Any:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.decoder = decoders.ByteLevel()
     bpe.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in _SPECIALS])
-    bpe.add_tokens([AddedToken(text, normalized=False) for text in (*_MARKUP, *bodies)])
+    bpe.add_tokens([AddedToken(text, normalized=False) for text in _MARKUP])
     tokenizer: Any = PreTrainedTokenizerFast(
         tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left"
     )
     tokenizer.chat_template = chat_template("qwen3.jinja")
     return tokenizer
-
-
-def _write_calls(embedding: Any, head: Any, tokenizer: Any, bodies: Sequence[str]) -> None:
-    """Write transitions into the head: from a line break to a call with its markup or to "ok", then the end."""
-
-    def follows(token: int, then: int, logit: float = 24.0) -> None:
-        state = embedding[token].clone()
-        state[0] = 0.0
-        head[then] += logit * state / (state.norm() * math.sqrt(WIDTH))  # states have length sqrt(width)
-
-    def ids(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    [opens], [closes], [end], [line] = map(ids, ("<tool_call>", "</tool_call>", "<|im_end|>", "\n"))
-    for [body] in map(ids, bodies):
-        follows(opens, body)
-        follows(body, closes)
-    follows(line, opens)
-    follows(closes, end)
-    plain = ids("ok")
-    follows(line, plain[0], 21.0)
-    for token, then in pairwise([*plain, end]):
-        follows(token, then)

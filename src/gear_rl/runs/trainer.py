@@ -1,29 +1,27 @@
 """Make the trainer of a configuration, and train."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import os
 import re
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_task
-from gear_rl.data.objects import context_fault, guarded, import_object, rollouts_fault
+from gear_rl.data.objects import context_fault, guarded, rollouts_fault
 from gear_rl.data.rewards.catalogue import Reward, load_reward
 from gear_rl.data.rewards.maths import check_golds
 from gear_rl.data.rows import load_rows, load_splits
 from gear_rl.data.sources import is_generated
 from gear_rl.engines.folder import checkpoints_in
 from gear_rl.engines.models import is_adapter
-from gear_rl.errors import InputError
+from gear_rl.errors import InputError, input_errors
 from gear_rl.files import check_output
-from gear_rl.runs.config import RunConfig, build_method
+from gear_rl.method_builder import build_method
+from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import machine_defaults, use_few_threads
 from gear_rl.runs.models import resolve_model
 from gear_rl.runs.resolved import OUTPUT_DIR, RECORDS, run_folder, write_run
+from gear_rl.user_objects import import_object
 
 
 def train(
@@ -77,7 +75,7 @@ def make_trainer(config: RunConfig) -> Any:
     check_trackers(config)
     dataset, held_out = load_data(config)
     rewards, options = _rewards(config, dataset), _options(config)
-    with _input_errors():
+    with input_errors():
         model, processing, settings = (arena_model if is_arena(config.model) else _pretrained)(config)
         settings |= _settings(config)
         if not isinstance(model, str):
@@ -122,21 +120,12 @@ def check_run(config: RunConfig, dataset: Any, where: str) -> None:
     """Raise ``InputError``, which begins with ``where``, for what can be refused before a model is loaded."""
     from gear_rl.engines.trl.config import GEARConfig, checked_arguments
 
-    with _input_errors(f"{where}: "):
+    with input_errors(f"{where}: "):
         _rewards(config, dataset)
         options = _options(config)
         privileged = options.pop("privileged", None)
         arguments = GEARConfig(**_settings(config))
         checked_arguments(arguments, build_method(config.credit), privileged, dataset, options)
-
-
-@contextmanager
-def _input_errors(where: str = "") -> Generator[None]:
-    """Turn what TRL and transformers refuse into ``InputError``."""
-    try:
-        yield
-    except (ValueError, ImportError, OSError) as error:
-        raise InputError(f"{where}{error}") from None
 
 
 def _rewards(config: RunConfig, dataset: Any) -> list[Reward]:
@@ -189,7 +178,7 @@ def _check_folder(config: RunConfig, source: Path | None) -> str | None:
     held_out = config.eval_dataset or {}
     names = [config.dataset, *([held_out] if isinstance(held_out, str) else held_out.values())]
     inputs = [*(Path(name) for name in names if not is_generated(name)), *filter(None, [source])]
-    with _input_errors():
+    with input_errors():
         if folder.records is not None:
             check_output(folder.records, inputs, "record_file")
         folder.check_records()

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from gear_rl.answer_text import MARKS, Place
-from gear_rl.signals.batch import RolloutBatch
-from gear_rl.signals.engine import Engine, token_texts
+from gear_rl.engine import Engine, token_texts
+from gear_rl.rollouts import RolloutBatch
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.segments import turn_ids

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import ForwardRequest, RolloutBatch
-from gear_rl.signals.engine import Engine, plain_ids
-from gear_rl.signals.forwards import evaluating, head_of, hidden_states
+from gear_rl.engine import Engine, ForwardRequest, plain_ids
+from gear_rl.model.forwards import evaluating, head_of, hidden_states
+from gear_rl.rollouts import RolloutBatch
 from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.groups import has_turn, on_turns

@@ -16,9 +16,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import ForwardRequest, Prompts, trained_width
-from gear_rl.signals.forwards import evaluating, head_is_trained, head_of, hidden_states
-from gear_rl.signals.prefix import shared_prompts, states_after_shared_prompts
+from gear_rl.engine import ForwardRequest
+from gear_rl.model.forwards import evaluating, head_is_trained, head_of, hidden_states
+from gear_rl.model.prefix import shared_prompts, states_after_shared_prompts
+from gear_rl.model.teacher import Teacher
+from gear_rl.rollouts import Prompts, trained_width
 from gear_rl.signals.signal import (
     DIVERGENCES,
     STUDENT_LOGPROB,
@@ -27,9 +29,7 @@ from gear_rl.signals.signal import (
     Fold,
     FoldSignal,
     States,
-    signals_of,
 )
-from gear_rl.signals.teacher import Teacher
 from gear_rl.tensor.logits import Head
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import Signal, TokenSignals
@@ -83,8 +83,6 @@ class ModelPasses:
     """Completions in a forward pass."""
     seed: int = 0
     """Of the noise on embeddings, with the step added."""
-    skip_first_tokens: int = 0
-    """Tokens at the start of every turn where the teacher is taken to agree."""
     largest: Callable[[int], int] = int
     """Returns the maximum over all processes: with sharded weights every process must run equally many
     forwards."""
@@ -101,15 +99,14 @@ class ModelPasses:
         ``student_states`` are those of a student's pass that has been run already. Raises ``ValueError`` for a
         signal that no forward pass makes.
         """
-        signals = signals_of(request.needs)
-        folded = [signal for signal in signals if isinstance(signal, FoldSignal)]
+        folded = [signal for signal in request.needs if isinstance(signal, FoldSignal)]
         values = self._folded(request, folded, student_states) if folded else {}
-        for signal in signals:
+        for signal in request.needs:
             if isinstance(signal, PassSignal):
                 values[signal.name] = signal.compute(self, request)
             elif isinstance(signal, BatchSignal):
                 raise ValueError(f"needs: {signal.name!r} is not made by a forward pass")
-        return {signal.name: values[signal.name] for signal in signals}
+        return {signal.name: values[signal.name] for signal in request.needs}
 
     @torch.no_grad()
     def teacher_states(self, request: ForwardRequest, teacher: Prompts, num_batches: int = 0) -> KeptStates:
@@ -169,7 +166,7 @@ class ModelPasses:
         # Processes that share a sharded model must run equally many forwards. Surplus ones keep no token.
         num_batches = self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
         taught = [signal for signal in signals if signal.teacher]
-        if TEACHER_LOGPROB in signals and (self.skip_first_tokens or len(request.teachers) > 1):
+        if TEACHER_LOGPROB in signals and (request.skip_first_tokens or len(request.teachers) > 1):
             signals = [*signals, STUDENT_LOGPROB]  # (at most twice) what a log-ratio of 0 is measured from
         shown: Sequence[Prompts | KeptStates | None] = request.teachers[: None if taught else 1] or [None]
         if self.teacher_model is not None and taught:
@@ -180,7 +177,7 @@ class ModelPasses:
         ]
         divergences = [signal.name for signal in signals if signal.is_divergence]
         right = scored[0] if len(scored) == 1 else contrasted(scored[0], scored[1], divergences)
-        return dict(skipping_first(right, self.skip_first_tokens, divergences).values)
+        return dict(skipping_first(right, request.skip_first_tokens, divergences).values)
 
     def _batches(
         self, request: ForwardRequest, prompts: Prompts, num_batches: int
@@ -288,10 +285,9 @@ class ReferenceLogprob(PassSignal):
 
     def compute(self, passes: ModelPasses, request: ForwardRequest) -> Tensor:
         # The reference is a teacher that sees what the student sees.
-        plain = {"teacher_model": None, "share_prompts": False, "skip_first_tokens": 0}
-        own = replace(passes, teacher=passes.reference, **plain)
-        own_request = replace(request, needs=(TEACHER_LOGPROB,), teachers=[request.student])
-        return own.run(own_request)["teacher_logprob"]
+        own = replace(passes, teacher=passes.reference, teacher_model=None, share_prompts=False)
+        changes = {"needs": (TEACHER_LOGPROB,), "teachers": [request.student], "skip_first_tokens": 0}
+        return own.run(replace(request, **changes))["teacher_logprob"]
 
 
 def contrasted(

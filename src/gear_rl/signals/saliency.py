@@ -20,10 +20,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from gear_rl.errors import check_settings
-from gear_rl.signals.answers import AnswerRegion
-from gear_rl.signals.batch import ForwardRequest, trained_width
-from gear_rl.signals.forwards import (
+from gear_rl.engine import ForwardRequest
+from gear_rl.model.forwards import (
     backbone_of,
     evaluating,
     head_of,
@@ -31,6 +29,8 @@ from gear_rl.signals.forwards import (
     text_config,
     unwrapped,
 )
+from gear_rl.rollouts import trained_width
+from gear_rl.signals.answers import AnswerRegion
 from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.lists import int_list
@@ -85,9 +85,6 @@ class AnswerOcclusion(_Saliency):
 
     readout: Readout = "mean"
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def _work(self, answers: "_Answers", rows: list[int]) -> list[tuple[int, int]]:
         """(row, token) for every forward, row by row; token -1 is the row as it is, and comes first."""
         before = answers.before
@@ -133,9 +130,6 @@ class AnswerGradient(_Saliency):
 
     readout: Readout = "mean"
     noise_std: float = 1e-3
-
-    def __post_init__(self) -> None:
-        check_settings(self, finite=["noise_std"])
 
     def _fill(self, answers: "_Answers", values: Tensor, batch: list[int]) -> None:
         ids = answers.ids(batch, answers.content)
@@ -184,9 +178,6 @@ class AnswerActivation(_Saliency):
 
     layer: Layer = "input"
     loss_span: LossSpan = "box"
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def _fill(self, answers: "_Answers", values: Tensor, batch: list[int]) -> None:
         span = _box(answers.region) if self.loss_span == "box" else answers.content

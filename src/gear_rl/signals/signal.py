@@ -1,8 +1,8 @@
 """What a signal is: of the rollouts alone, of the two shared passes, or (``passes``) of passes of its own.
 
-A new signal is one file with one class. A method puts the object into ``needs``; the signals in ``signals.table``
-may be named by a string as well. Here stand the signals that need no file: those of the shared passes, and what
-the rollouts hold already.
+A new signal is one file with one class. A method puts the object into ``needs``; those in ``signals.table`` may
+be named by a string as well, which the credit step resolves once. Here stand the signals that need no file: those
+of the shared passes, and what the rollouts hold already.
 """
 
 from abc import ABC, abstractmethod
@@ -13,12 +13,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gear_rl.signals.batch import RolloutBatch, succeeds
-from gear_rl.signals.engine import Engine
+from gear_rl.engine import Engine
+from gear_rl.rollouts import RolloutBatch, succeeds
 from gear_rl.tensor.divergences import divergences
 from gear_rl.tensor.logits import Head, token_statistics
-from gear_rl.traits import distillation_of
-from gear_rl.types import CreditAssigner, Signal
+from gear_rl.types import Signal
 
 
 class BatchSignal(Signal, ABC):
@@ -33,8 +32,8 @@ class BatchSignal(Signal, ABC):
     ...     def compute(self, batch, engine):
     ...         mask = batch.completions.mask
     ...         return torch.where(mask, mask.cumsum(-1) / mask.sum(-1, keepdim=True), 0.0)
-    >>> signals_of((Place(), "group_B"))
-    (Place(), GroupB())
+    >>> names_of((Place(), "group_B"))
+    ('place', 'group_B')
     """
 
     @abstractmethod
@@ -76,66 +75,13 @@ class FoldSignal(Signal):
         return self.student and self.teacher
 
 
-def signals_of(needs: Sequence[str | Signal]) -> tuple[Signal, ...]:
-    """The signals that ``needs`` lists, each once; ``ValueError`` for an unknown name.
-
-    >>> [signal.name for signal in signals_of(["divergence", "token_id", "divergence"])]
-    ['divergence', 'token_id']
-    """
-    from gear_rl.signals.table import SIGNALS  # it imports the signals' files, which import this one
-
-    if isinstance(needs, str):
-        raise ValueError(f"needs: {needs!r} is a text; give a tuple of names, ({needs!r},)")
-    found: dict[str, Signal] = {}
-    for need in needs:
-        if isinstance(need, str) and need not in SIGNALS:
-            raise ValueError(f"no signal is called {need!r}; the signals are {', '.join(SIGNALS)}")
-        signal = SIGNALS[need] if isinstance(need, str) else need
-        if found.setdefault(signal.name, signal) != signal:
-            raise ValueError(
-                f"needs: {signal!r} and {found[signal.name]!r} are one signal at two settings; keep one of them"
-            )
-    return tuple(found.values())
-
-
 def names_of(needs: Sequence[str | Signal]) -> tuple[str, ...]:
     """Their names.
 
-    >>> names_of(["divergence", signals_of(["token_id"])[0]])
+    >>> names_of(["divergence", TokenId()])
     ('divergence', 'token_id')
     """
     return tuple(dict.fromkeys(need if isinstance(need, str) else need.name for need in needs))
-
-
-def needs_teacher(needs: Sequence[str | Signal]) -> bool:
-    """Whether any of the signals needs a teacher pass.
-
-    >>> needs_teacher(["student_entropy"]), needs_teacher(["divergence"])
-    (False, True)
-    """
-    return any(signal.teacher for signal in signals_of(needs))
-
-
-def needs_context(method: CreditAssigner) -> bool:
-    """Whether the method reads a privileged context, for a signal or a distillation.
-
-    >>> from gear_rl.methods import METHODS
-    >>> [name for name in ("uniform", "gear", "opsd", "igpo") if needs_context(METHODS[name]())]
-    ['gear', 'opsd', 'igpo']
-    """
-    return (
-        any(signal.teacher or signal.context for signal in signals_of(method.needs))
-        or distillation_of(method) is not None
-    )
-
-
-def needs_student(needs: Sequence[str | Signal]) -> bool:
-    """Whether any of the signals is made by the shared pass of the student.
-
-    >>> needs_student(["divergence"]), needs_student(["teacher_logprob"]), needs_student([])
-    (True, False, False)
-    """
-    return any(isinstance(signal, FoldSignal) and signal.student for signal in signals_of(needs))
 
 
 # Of the shared passes, in nats: ``p`` is the student's next-token distribution where the token was drawn, ``q``

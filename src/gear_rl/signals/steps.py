@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import ForwardRequest, RolloutBatch, trained_width
-from gear_rl.signals.engine import Engine, Tokenizer, token_texts
-from gear_rl.signals.forwards import positions, takes_positions
+from gear_rl.engine import Engine, ForwardRequest, Tokenizer, token_texts
+from gear_rl.model.forwards import positions, takes_positions
+from gear_rl.rollouts import RolloutBatch, trained_width
 from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.signals.text_units import unit_ids
@@ -78,7 +78,7 @@ class StepScore(BatchSignal):
     separator: str = "\n\n"
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        if self.steps == "turns" and batch.step_scores is None:
+        if self.steps == "turns" and "step_scores" not in batch.logged:
             return TurnReward().compute(batch, engine)
         step_id, mask = StepId(self.steps, self.separator).compute(batch, engine), batch.completions.mask
         table = torch.zeros(step_id.shape, dtype=torch.float32)
@@ -168,12 +168,12 @@ def check_classifier(name: str) -> None:
 
 def logged_scores(batch: RolloutBatch) -> Sequence[Any]:
     """What reward functions logged as "step_scores", one entry per rollout."""
-    if batch.step_scores is None:
+    if "step_scores" not in batch.logged:
         raise ValueError(
             'step_scores: no reward function logged "step_scores"; call log_extra("step_scores", [[...], ...]) '
             "in one, set prm to a process reward model, or steps to turns"
         )
-    return batch.step_scores
+    return batch.logged["step_scores"]
 
 
 def _numbers(given: Any, steps: Steps) -> list[float] | None:

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gear_rl.signals.batch import ForwardRequest, RolloutBatch, trained_width
-from gear_rl.signals.engine import Engine
-from gear_rl.signals.forwards import evaluating, last_states
+from gear_rl.engine import Engine, ForwardRequest
+from gear_rl.model.forwards import evaluating, last_states
+from gear_rl.rollouts import RolloutBatch, trained_width
 from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal, GroupB, SuccessB
 from gear_rl.tensor.lists import int_list
@@ -45,9 +45,7 @@ class TransportDistance(PassSignal):
     stride_tokens: int = 25
 
     def __post_init__(self) -> None:
-        if self.window_tokens < 1:
-            raise ValueError(f"window_tokens: {self.window_tokens}; give 1 token or more")
-        if not 1 <= self.stride_tokens <= self.window_tokens:
+        if self.stride_tokens > self.window_tokens:
             raise ValueError(
                 f"stride_tokens: {self.stride_tokens} must be 1 to window_tokens ({self.window_tokens}), or "
                 "tokens fall between the windows"

@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from gear_rl.engine import Engine
 from gear_rl.environments import ANCHOR_STATES, NEVER_RUN, TURN_REWARDS, texts_of, value_of
-from gear_rl.signals.batch import RolloutBatch
-from gear_rl.signals.engine import Engine
+from gear_rl.rollouts import RolloutBatch
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.groups import on_turns
 from gear_rl.tensor.lists import int_list
@@ -63,7 +63,7 @@ class TurnReward(BatchSignal):
         for b, count in enumerate(_counts(turn_id)):
             turns = turns_of(batch.messages[b], count)
             given, own = _of_environment(batch, b, TURN_REWARDS), turns[:count]
-            logged = None if batch.turn_rewards is None else batch.turn_rewards[b]
+            logged = batch.logged[TURN_REWARDS][b] if TURN_REWARDS in batch.logged else None
             told = told or given is not None or logged is not None or any(turn.calls for turn in own)
             if given is not None:
                 numbers = _values(given, TURN_REWARDS, b)
@@ -97,10 +97,6 @@ class AnchorId(BatchSignal):
 
     similarity: float = 1.0
     """From which likeness of their texts, 0 to 1, two turns began in one state; 1 means the same text."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.similarity <= 1:
-            raise ValueError(f"anchor_similarity: {self.similarity}; give more than 0 and at most 1")
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
         # Numbers must agree between siblings, which may be on another process.

@@ -10,7 +10,7 @@ from itertools import groupby
 from statistics import median_low
 from typing import NamedTuple
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.style import Style
 from rich.text import Text
@@ -28,6 +28,8 @@ FULL = 2.0
 CLEARLY = 0.25
 """A weight that differs from the completion's median by less is not written on its token."""
 
+TOKEN = "token"
+"""The style of a token's text has its index under this key."""
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _GREY = Style(color="bright_black", italic=True)
 _QUIET = Style(dim=True)
@@ -85,7 +87,7 @@ def credit_text(record: Record) -> Text:
             text.append(f"«{''.join(shown)}»", _GREY)
         for t in range(run.start, run.stop) if run.trained else ():
             onset = True if run.onset and t == run.start else None
-            style = Style(bold=onset, underline=onset)
+            style = Style(bold=onset, underline=onset, meta={TOKEN: t})
             if strength[t] != 0:
                 style += Style(color="#000000", bgcolor=shade(strength[t], full))
             text.append(shown[t - run.start], style)
@@ -98,11 +100,11 @@ def credit_text(record: Record) -> Text:
     return text
 
 
-def rollout_panel(record: Record, prompts: bool = False) -> Panel:
+def rollout_panel(record: Record, prompts: bool = False, credit: RenderableType | None = None) -> Panel:
     """One rollout in a frame: prompt, coloured completion, legend and reward.
 
-    A long prompt loses its middle; ``prompts`` shows the whole prompts of student and teacher. Nothing in the
-    record is read as markup.
+    A long prompt loses its middle; ``prompts`` shows the whole prompts of student and teacher. ``credit``
+    is shown in place of ``credit_text``. Nothing in the record is read as markup.
     """
     reward = "none" if record.reward is None else f"{record.reward:g}"
     facts = f"reward {reward} · advantage {record.advantage:+.3g}"
@@ -122,7 +124,7 @@ def rollout_panel(record: Record, prompts: bool = False) -> Panel:
     prompt = [Text(shortened(visible(last_user_text(record.prompt)), 320), _QUIET, overflow="fold")]
     if prompts:
         prompt = [*_whole("student", record.prompt), Text(), *_whole("teacher", record.teacher_prompt)]
-    body = Group(*prompt, Text(), credit_text(record), Text(), _legend(record), Text(facts))
+    body = Group(*prompt, Text(), credit or credit_text(record), Text(), _legend(record), Text(facts))
     return Panel(body, title=title, title_align="left", border_style="bright_black")
 
 

@@ -7,7 +7,7 @@ anything with ``reset`` and ``step``, whose results have ``observation``, ``rewa
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from gear_rl.data.adapters import as_tool
 from gear_rl.environments import RESERVED_METHODS
@@ -107,6 +107,5 @@ def _text(observation: Any, show: Callable[[Any], str] | None) -> str:
         return observation
     fields: Any = observation.model_dump(mode="json") if hasattr(observation, "model_dump") else observation
     if isinstance(fields, Mapping):
-        named = cast(Mapping[str, Any], fields).items()
-        fields = {key: value for key, value in named if key not in _HIDDEN}
+        fields = {key: value for key, value in fields.items() if key not in _HIDDEN}
     return json.dumps(fields, ensure_ascii=False)

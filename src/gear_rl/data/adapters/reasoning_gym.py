@@ -4,16 +4,13 @@ Nine of its scorers evaluate the model's text (``eval``, sympy's parser): their 
 every scorer runs in a child process that can be killed.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportMissingImports=false
-
 import ast
 import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy
 
@@ -89,7 +86,7 @@ def reasoning_gym_reward(
         raise ValueError(
             f"reasoning_gym_reward: the dataset has no column {COLUMN!r}; use dataset reasoning-gym/NAME"
         )
-    packs = [cast(dict[str, Any], json.loads(pack)) for pack in columns[COLUMN]]
+    packs = [json.loads(pack) for pack in columns[COLUMN]]
     texts = final_texts(completions, columns)
     answers = [(_TAGGED.findall(text) or [text])[-1].strip() for text in texts]
     sent = [i for i, pack in enumerate(packs) if safe(pack["generator"], answers[i])]

@@ -3,8 +3,7 @@
 A task that needs a runtime, a judge or hooks, and a toolset with state, are refused with the reason.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false, reportMissingImports=false, reportUnknownParameterType=false
+# pyright: reportMissingImports=false
 
 import asyncio
 import functools
@@ -14,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from gear_rl.data.adapters import as_tool
 from gear_rl.data.rewards.text import Completion
@@ -197,7 +196,7 @@ def _messages(before: list[Any], after: list[Any]) -> Iterator[tuple[dict[str, A
 
 
 def _tool_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
-    function = cast(Mapping[str, Any], call.get("function") or call)
+    function = call.get("function") or call
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     return {"id": f"call_{number}", "name": function.get("name") or "", "arguments": text}

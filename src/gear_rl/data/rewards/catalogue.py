@@ -1,26 +1,22 @@
 """Rewards by name."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pkgutil import resolve_name
-from typing import Any, cast
+from typing import Any
 
 from gear_rl.arena.task import DEFAULT_TASK, dataset_task, get_task
-from gear_rl.data.objects import guarded, import_object, reward_fault
-from gear_rl.errors import InputError, did_you_mean
+from gear_rl.data.objects import guarded, reward_fault
+from gear_rl.errors import InputError, did_you_mean, input_errors
+from gear_rl.user_objects import import_object
 
-Reward = Callable[..., list[float | None]]
+Reward = Callable[..., Sequence[float | None]]
 
 _OURS = {
     "math": "gear_rl.data.rewards.maths:math_reward",
     "tool_calls": "gear_rl.data.rewards.tool_calls:tool_call_reward",
     "tool_calls_exact": "gear_rl.data.rewards.tool_calls:tool_call_exact",
     "reasoning-gym": "gear_rl.data.adapters.reasoning_gym:reasoning_gym_reward",
-    "sums": "gear_rl.data.sums:reward",
-    "word-problems": "gear_rl.data.word_problems:reward",
 }
 OUR_REWARDS = ("arena", *_OURS)
 """Rewards that have a name here, beside those of ``trl.rewards`` and ``verifiers/NAME``."""
@@ -40,14 +36,12 @@ def load_reward(name: str, dataset: str = "arena") -> Reward:
             raise InputError(
                 f"reward: 'arena' is not for {dataset!r}, whose environment gives the reward; leave it out"
             )
-        return cast(Reward, task.reward)
+        return task.reward
     if name.startswith("verifiers/"):
         from gear_rl.data.adapters.verifiers import TasksetReward, load_taskset
 
-        try:
+        with input_errors("reward: "):
             return TasksetReward(load_taskset(name.partition("/")[2]))
-        except (ValueError, ImportError) as error:
-            raise InputError(f"reward: {error}") from None
     if ":" in name:
         reward: Any = import_object(name, "reward")
         if not callable(reward):

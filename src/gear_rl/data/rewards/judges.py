@@ -1,8 +1,5 @@
 """Whether a text gives the gold answer: letters, words, dates are compared as text, the rest by math-verify."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import math
 import re
 from collections.abc import Callable

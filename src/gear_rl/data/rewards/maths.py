@@ -1,8 +1,5 @@
 """The reward for a mathematical answer, which a child process compares with the gold answer."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 import importlib.util
 import json
 import re

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from gear_rl.environments import texts_of
 
@@ -92,7 +92,7 @@ def dotted(row: Mapping[str, Any], path: str) -> Any:
             if isinstance(inner, list):
                 begin, colon, end = part.partition(":")
                 ends = [int(n) if n else None for n in (begin, end)]
-                value = cast(list[Any], inner)[slice(*ends) if colon else int(part)]
+                value = inner[slice(*ends) if colon else int(part)]
             else:
                 value = inner[part]
         except (LookupError, TypeError, ValueError, RecursionError):

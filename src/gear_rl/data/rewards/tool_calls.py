@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from gear_rl.data.rewards.text import Completion, assistant_messages, message_text, opens_reasoning
 from gear_rl.files import without_null
@@ -137,7 +137,7 @@ def made_calls(completion: Completion, opened: bool = False) -> list[Call | None
     return calls
 
 
-def expected_calls(value: Any) -> list[Call] | None:
+def expected_calls(value: Any) -> Sequence[Call] | None:
     """The expected calls of a row, from a list or from text as a model writes it; None if they cannot be read.
 
     A key with null counts as absent in a list: Arrow adds the keys of other rows with null.
@@ -150,13 +150,18 @@ def expected_calls(value: Any) -> list[Call] | None:
     items: Any = _json(value) if isinstance(value, str) else without_null(value)
     if items is None and isinstance(value, str):
         calls = _text_calls(value)
-        return None if None in calls or not calls else cast(list[Call], calls)
+        return _whole(calls) if calls else None
     if isinstance(items, Mapping):
         items = [items]
     if not isinstance(items, list):
         return None
-    calls = [_call(_json(item) if isinstance(item, str) else item) for item in cast(list[Any], items)]
-    return None if None in calls else cast(list[Call], calls)
+    calls = [_call(_json(item) if isinstance(item, str) else item) for item in items]
+    return _whole(calls)
+
+
+def _whole(calls: Sequence[Call | None]) -> Sequence[Call] | None:
+    known = [call for call in calls if call is not None]
+    return known if len(known) == len(calls) else None
 
 
 def equal(left: Any, right: Any) -> bool:
@@ -172,11 +177,9 @@ def equal(left: Any, right: Any) -> bool:
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, Mapping) and isinstance(right, Mapping):
-        a, b = cast(Mapping[str, Any], left), cast(Mapping[str, Any], right)
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
     if isinstance(left, list) and isinstance(right, list):
-        xs, ys = cast(list[Any], left), cast(list[Any], right)
-        return len(xs) == len(ys) and all(map(equal, xs, ys))
+        return len(left) == len(right) and all(map(equal, left, right))
     return left == right
 
 
@@ -280,9 +283,7 @@ def _is_call(item: Any) -> bool:
 def _call(item: Any) -> Call | None:
     if not isinstance(item, Mapping):
         return None
-    call = cast(Mapping[str, Any], item)
-    if isinstance(call.get("function"), Mapping):
-        call = cast(Mapping[str, Any], call["function"])
+    call = item["function"] if isinstance(item.get("function"), Mapping) else item
     name = call.get("name", call.get("function"))
     arguments: Any = next((call[key] for key in _ARGUMENTS if call.get(key) is not None), "")
     if isinstance(arguments, str):
@@ -291,7 +292,7 @@ def _call(item: Any) -> Call | None:
         return None  # arguments under another word
     if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
         return None
-    return Call(name, cast(Mapping[str, Any], arguments))
+    return Call(name, arguments)
 
 
 def _json(text: str) -> Any:

@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import trl
 from trl import GRPOConfig  # pyright: ignore[reportPrivateImportUsage]
@@ -13,16 +13,16 @@ from gear_rl.credit.config import (
     CONTRASTS,
     NO_CONTRAST,
     PRIVILEGED_COLUMNS,
-    CreditConfig,
-    _setting,
     check_sources,
     check_teacher,
 )
 from gear_rl.credit.contexts import PrivilegedFunction, privileged_context, sources_of
-from gear_rl.credit.step import needs_passes
+from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.trl.release import check_trl
 from gear_rl.environments import has_privileged_context
-from gear_rl.signals.signal import names_of, needs_context, signals_of
+from gear_rl.settings import Whole, setting_field
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import needs_context, needs_passes, signals_of
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 
@@ -43,40 +43,29 @@ check_trl(trl.__version__)
 
 
 @dataclass
-class GEARConfig(CreditConfig, GRPOConfig):
+class GEARConfig(EngineConfig, GRPOConfig):
     """``GRPOConfig``, the settings of the credit step, and what TRL alone has beside them.
 
     >>> GEARConfig("out", use_cpu=True, teacher_model_kind="emma")
     Traceback (most recent call last):
-    ValueError: teacher_model_kind: 'emma' is not one of live, base, ema, sync
+    gear_rl.errors.InputError: teacher_model_kind: 'emma'; give live, base, ema or sync, or None
     """
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "teacher_chat_template_kwargs"]  # noqa: RUF012
 
-    tool_time_limit: float | None = _setting(
-        30.0, "Seconds after which a tool call is interrupted; None for no limit."
-    )
-    tool_max_chars: int | None = _setting(
-        20_000, "Characters after which a tool's answer is cut; None for no limit."
-    )
-    eval_greedy: bool = _setting(True, "Solve each evaluation problem once more without sampling.")
-    teacher_model: str | None = _setting(
-        None,
-        "A model whose weights the teacher has in place of the student's: a folder (of an adapter too) or a hub "
-        "name, over the same vocabulary. None for `teacher_model_kind`.",
-    )
-    teacher_check_steps: int = _setting(
+    eval_greedy: bool = setting_field(True, "Solve each evaluation problem once more without sampling.")
+    teacher_check_steps: Whole = setting_field(
         5,
         "Steps between two checks that the teacher reads its own privileged context (gear/teacher/informed, "
         "likelier): a few completions are scored with two others' too. 0 for none.",
     )
-    resume_anyway: bool = _setting(
+    resume_anyway: bool = setting_field(
         False, "Resume from a checkpoint of another configuration; the run goes on as a new one."
     )
-    overwrite_output_dir: bool = _setting(
+    overwrite_output_dir: bool = setting_field(
         False, "Delete the checkpoints and records of the run that output_dir holds, to begin anew there."
     )
-    non_finite_step: str = _setting(
+    non_finite_step: Literal["stop", "skip"] = setting_field(
         "stop",
         "What happens at a step whose loss or gradient is not finite: 'stop' the run before a weight changes, or "
         "'skip' the step.",
@@ -95,16 +84,8 @@ class GEARConfig(CreditConfig, GRPOConfig):
                 "use_liger_kernel: its fused loss broadcasts one advantage per token silently in this TRL; set "
                 "it to False or install trl>=1.16"
             )
-        if self.tool_time_limit is not None and self.tool_time_limit <= 0:
-            raise ValueError(f"tool_time_limit: {self.tool_time_limit}; give seconds, or None for no limit")
-        if self.tool_max_chars is not None and self.tool_max_chars < 1:
-            raise ValueError(f"tool_max_chars: {self.tool_max_chars}; give 1 or more, or None for no limit")
-        if self.teacher_check_steps < 0:
-            raise ValueError(f"teacher_check_steps: {self.teacher_check_steps}; give 0 or more")
         if self.temperature <= 0:
             raise ValueError(f"temperature: {self.temperature} must be positive; greedy has no distribution")
-        if self.non_finite_step not in ("stop", "skip"):
-            raise ValueError(f"non_finite_step: {self.non_finite_step!r} is not one of stop, skip")
 
 
 def checked_arguments(
@@ -122,11 +103,6 @@ def checked_arguments(
     >>> checked_arguments(GEARConfig("out", use_cpu=True), Gear(), None, None, {}).teacher_model_kind
     'base'
     """
-    if isinstance(credit, type) or not isinstance(credit, CreditAssigner):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(
-            f"credit: {credit!r} is not a method; give a name such as 'gear:alpha=2' or an object such as "
-            "Gear(alpha=2)"
-        )
     given = GEARConfig("gear-output") if args is None else args
     if not isinstance(given, GEARConfig):
         raise ValueError(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from gear_rl.credit.control_tokens import control_pattern, defused_message
 from gear_rl.engines.folder import UNFINISHED, RunFolder
 from gear_rl.engines.models import contiguous_head
 from gear_rl.engines.tools import ToolGuard
@@ -21,7 +22,6 @@ from gear_rl.engines.trl.config import GEARConfig, check_rows
 from gear_rl.engines.trl.evaluation import Evaluating
 from gear_rl.engines.trl.printing import SHORT, Health
 from gear_rl.engines.trl.rollouts import Rollouts, parse_tool_calls
-from gear_rl.signals.control_tokens import control_pattern, defused_message
 
 logger = logging.getLogger(__name__)
 

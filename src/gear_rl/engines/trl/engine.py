@@ -12,16 +12,15 @@ from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback
 
 from gear_rl.credit.prompts import naming_refused
-from gear_rl.credit.step import needs_passes
+from gear_rl.engine import ForwardRequest, Tokenizer
 from gear_rl.engines.models import check_reward_model, load_frozen_teacher, reward_models
 from gear_rl.engines.trl.config import SHARDED
+from gear_rl.model.forwards import max_positions, unwrapped
+from gear_rl.model.teacher import AdapterFreeTeacher, CopyTeacher, Teacher, TeacherKind, make_teacher
 from gear_rl.records import Record
-from gear_rl.signals.batch import ForwardRequest
-from gear_rl.signals.engine import Tokenizer
-from gear_rl.signals.forwards import max_positions, unwrapped
 from gear_rl.signals.passes import KeptStates, ModelPasses
-from gear_rl.signals.signal import names_of, needs_context
-from gear_rl.signals.teacher import AdapterFreeTeacher, CopyTeacher, Teacher, TeacherKind, make_teacher
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import needs_context, needs_passes
 
 if TYPE_CHECKING:
     from gear_rl.engines.trl.trainer import GEARTrainer
@@ -116,7 +115,6 @@ class TRLEngine:
         trainer, args, held = self.trainer, self.trainer.args, self.trainer.held_weights
         return ModelPasses(
             model=trainer.model,
-            skip_first_tokens=args.teacher_skip_first_tokens,
             pad_id=cast(int, self.tokenizer.pad_token_id),
             teacher=held.teacher,
             reference=held.reference,

@@ -16,7 +16,7 @@ from scipy.stats import binomtest, bootstrap
 from trl import GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.engines.trl.rollouts import Rollouts
-from gear_rl.signals.batch import succeeds
+from gear_rl.rollouts import succeeds
 
 RESAMPLES = 2000
 """Bootstrap samples of an interval; the seed is fixed, so the same rewards give the same interval."""

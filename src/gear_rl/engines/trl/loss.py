@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from gear_rl.credit.distillation import DistilledBatch, distillation_sums, teacher_hidden
 from gear_rl.engines.trl.engine import TRLEngine
 from gear_rl.engines.trl.rollouts import completions_of
-from gear_rl.signals.batch import Prompts
-from gear_rl.signals.forwards import capturing, hidden_states
+from gear_rl.model.forwards import capturing, hidden_states
+from gear_rl.rollouts import Prompts
 from gear_rl.tensor.logits import predicting_positions
 from gear_rl.traits import Distillation
 from gear_rl.types import Credit, TokenSignals

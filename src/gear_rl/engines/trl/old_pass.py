@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gear_rl.engines.trl.config import SHARDED
-from gear_rl.signals.forwards import capturing
+from gear_rl.model.forwards import capturing
 from gear_rl.signals.passes import KeptStates
 from gear_rl.tensor.logits import predicting_positions
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from trl.chat_template_utils import add_response_schema
 
 from gear_rl.files import without_null
-from gear_rl.signals.batch import Completions, Prompts, RolloutBatch
+from gear_rl.rollouts import Completions, Prompts, RolloutBatch
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
 
@@ -109,9 +109,7 @@ class Rollouts:
             first=first,
             num_rollouts=len(self.rewards),
             environments=getattr(trainer, "environments", None) or None,
-            feedback=self.logged.get("feedback"),
-            turn_rewards=self.logged.get("turn_rewards"),
-            step_scores=self.logged.get("step_scores"),
+            logged=self.logged,
             truncated=[not ids or ids[-1] not in ends for ids in self.ids],
             **self._tool_facts(trainer, completions),
         )

@@ -19,7 +19,7 @@ from gear_rl.credit.contexts import PrivilegedFunction
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.prompts import check_untemplated, naming_refused
-from gear_rl.credit.step import for_loss, needs_passes, step
+from gear_rl.credit.step import for_loss, step
 from gear_rl.engines.trl.card import complete_card
 from gear_rl.engines.trl.config import GEARConfig, check_setup, checked_arguments
 from gear_rl.engines.trl.durable import DurableTrainer
@@ -27,11 +27,11 @@ from gear_rl.engines.trl.engine import HeldWeights, TRLEngine
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
 from gear_rl.engines.trl.old_pass import OldPass, shares_old_pass
 from gear_rl.engines.trl.rollouts import check_functions
-from gear_rl.methods import method_of
+from gear_rl.method_builder import build_method
+from gear_rl.model.forwards import head_layer, padding_moves_positions, unwrapped
+from gear_rl.model.teacher import begins_as_nothing
 from gear_rl.records import Record, RecordWriter
-from gear_rl.signals.forwards import head_layer, padding_moves_positions, unwrapped
-from gear_rl.signals.signal import needs_context, needs_student
-from gear_rl.signals.teacher import begins_as_nothing
+from gear_rl.signals.table import needs_context, needs_passes, needs_student
 from gear_rl.traits import distillation_of, method_settings
 from gear_rl.types import CreditAssigner
 
@@ -72,7 +72,7 @@ class GEARTrainer(DurableTrainer):
         privileged: PrivilegedFunction | None = None,
         **options: Any,
     ) -> None:
-        credit = method_of(credit) if isinstance(credit, str) else credit
+        credit = build_method(credit)
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
         self.old_pass: OldPass | None = None

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gear_rl.engine import Tokenizer
 from gear_rl.engines.verl.passes import padded
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS
-from gear_rl.signals.batch import Completions, RolloutBatch, left_padded
-from gear_rl.signals.engine import Tokenizer
+from gear_rl.rollouts import LOGGED, Completions, RolloutBatch, left_padded
 from gear_rl.tensor.lists import float_list, int_list
 
 logger = logging.getLogger(__name__)
@@ -90,9 +90,7 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
         first=0,
         num_rollouts=rows,
         environments=[SeenEnvironment(row) for row in seen] if agent else None,
-        feedback=_logged(extra, "feedback"),
-        turn_rewards=_numbers(extra, TURN_REWARDS),
-        step_scores=_numbers(extra, "step_scores"),
+        logged={name: _logged(extra, name) for name in LOGGED if any(name in row for row in extra)},
         failure_of=lambda b, message: message.get("failure"),
         tool_counts=[row.get("tool_counts") or {} for row in seen] if agent else None,
         truncated=[len(row) == 0 or int(row[-1]) != eos for row in columns["responses"]],
@@ -144,15 +142,11 @@ def _advantages(columns: Columns, mask: Tensor) -> Tensor:
     return torch.where(mask.any(-1), high, 0.0)
 
 
-def _logged(extras: Sequence[Mapping[str, Any]], name: str) -> list[Any] | None:
-    """The values that the reward function returned under this name; None if there are none."""
-    return [row.get(name) for row in extras] if any(name in row for row in extras) else None
-
-
-def _numbers(extras: Sequence[Mapping[str, Any]], name: str) -> list[Any] | None:
-    """The same of lists of numbers, which a reward function may return as JSON: verl averages other values."""
-    values = _logged(extras, name)
-    return values and [json.loads(value) if isinstance(value, str) else value for value in values]
+def _logged(extras: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    """The values that the reward function returned; lists of numbers may be JSON, since verl averages others."""
+    values = [row.get(name) for row in extras]
+    as_json = name != "feedback"
+    return [json.loads(value) if as_json and isinstance(value, str) else value for value in values]
 
 
 def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor) -> float | None:
@@ -162,7 +156,7 @@ def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor) -> float | 
     """
     if "old_log_probs" not in columns or not counted.any():
         return None
-    theirs = padded([cast(Tensor, row).float() for row in columns["old_log_probs"]], logprob.shape[1])
+    theirs = padded([row.float() for row in columns["old_log_probs"]], logprob.shape[1])
     gap = max(float_list((theirs - logprob).abs()[counted]))
     if gap > LARGEST_GAP:
         _warn_of_gap()

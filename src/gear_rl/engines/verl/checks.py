@@ -1,18 +1,20 @@
 """Refuses settings of verl under which token credit would be missing or wrong; the error names one that works."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from gear_rl.credit.config import NO_CONTRAST, CreditConfig, check_sources, check_teacher
+from gear_rl.credit.config import NO_CONTRAST, check_sources, check_teacher
 from gear_rl.credit.contexts import PrivilegedFunction
-from gear_rl.credit.step import needs_passes
+from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.models import check_reward_model, check_vocabulary, reward_models, tokenizer_of
-from gear_rl.errors import InputError
-from gear_rl.signals.signal import names_of, needs_context, needs_teacher
+from gear_rl.errors import InputError, input_errors
+from gear_rl.signals.signal import names_of
+from gear_rl.signals.table import needs_context, needs_passes, needs_teacher
 from gear_rl.traits import distillation_of, is_even
 from gear_rl.types import CreditAssigner
 
@@ -28,107 +30,75 @@ class VerlSettings:
     """The settings under the key ``gear``; ``config`` is resolved, with a ``credit_batch_size``."""
 
     method: CreditAssigner
-    config: CreditConfig
+    config: EngineConfig
     privileged: PrivilegedFunction | None = None
     environment: str | None = None
     """The environment of the agent loop: ``package.module:Class``, or ``arena/TASK/TIER``."""
-    tool_time_limit: float | None = 30.0
-    """Seconds for a call of a tool."""
-    tool_max_chars: int | None = 20_000
-    """Longest answer of a tool."""
-    teacher_model: str | None = None
-    """A model whose weights the teacher has in place of the student's: a folder or a hub name."""
 
 
 def check(config: Any, settings: VerlSettings) -> None:
     """Raise ``InputError`` for what cannot run under verl's whole configuration (a DictConfig)."""
     check_method(settings)
-
-    def refuse(path: str, refused: Callable[[Any], object], why: str) -> None:
-        value = select(config, path)
-        if refused(value):
-            raise InputError(f"{path}: {value!r} {why}")
-
-    method, actor = settings.method, "actor_rollout_ref.actor"
-    refuse(
-        "trainer.use_v1",
-        lambda value: value is False,
-        "is verl's old trainer, which has no credit step; set it to True",
-    )
-    refuse(
-        "trainer.v1.trainer_mode",
-        lambda value: value not in TRAINERS,
-        f"does not assign token credit, though there is a section gear; set it to {' or '.join(TRAINERS)}",
-    )
-    if needs_passes(method):
-        refuse(
-            f"{actor}.strategy",
-            lambda value: value not in ("fsdp", "fsdp2"),
-            f"divides the vocabulary among its ranks, so the exact signals of {method.name!r} cannot be computed "
-            "there; set it to fsdp2, or take a method that needs no pass (uniform, gigpo, mt_grpo)",
-        )
-        refuse(
-            "actor_rollout_ref.model.use_fused_kernels",
-            bool,
-            "replaces the model's forward, which the signals were never run with; set it to False",
-        )
-        reference = reads_reference(config, settings)
-        for part in ("actor", "ref") if reference else ("actor",):
-            for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
-                refuse(
-                    f"actor_rollout_ref.{part}.{key}",
-                    lambda value: int(value or 1) > 1,
-                    "divides a sequence among ranks, which the signals were never run with; set it to 1",
-                )
-        if _taught_by_base(settings):
-            refuse(
-                "actor_rollout_ref.model.lora_adapter_path",
-                lambda value: value is not None,
-                "is trained on, so the model without it, which would be the teacher 'base', is not the first "
-                "one; merge it into the model, or set gear.teacher=live",
-            )
-        if reference and settings.config.teacher_contrast != NO_CONTRAST:
-            raise InputError(
-                "gear.teacher_contrast: a contrast with teacher=base was never run in verl without LoRA; use live"
-            )
-    refuse(
-        "algorithm.adv_estimator",
-        lambda value: value in TOKEN_ESTIMATORS,
-        "gives every token an advantage of its own, and token credit divides one per completion; use grpo or "
-        "rloo",
-    )
-    refuse(
-        f"{actor}.policy_loss.loss_mode",
-        lambda value: value == "geo_mean" and not is_even(method),
-        f"averages the advantages of a completion, so the token credit of {method.name!r} would be lost; use "
-        "vanilla, gspo or cispo",
-    )
-    refuse(
-        "distillation.distillation_loss.use_task_rewards",
-        lambda value: not value and select(config, "distillation.enabled"),
-        "leaves the advantages out of the loss, and the credit with them; set it to True, or "
-        "distillation.enabled to False",
-    )
-    try:
+    for path, why in _refusals(config, settings):
+        raise InputError(f"{path}: {select(config, path)!r} {why}")
+    method, model = settings.method, config.actor_rollout_ref.model
+    with input_errors("gear."):
         RunFolder(Path(config.trainer.default_local_dir), settings.config.record_file).check_records()
-    except ValueError as error:
-        raise InputError(f"gear.{error}") from None
     read = reward_models(method)
-    teacher = settings.teacher_model if needs_teacher(method.needs) else None
+    teacher = settings.config.teacher_model if needs_teacher(method.needs) else None
     if not read and teacher is None:
         return
-    model = config.actor_rollout_ref.model
-    try:
+    with input_errors():
         own = tokenizer_of(select(model, "tokenizer_path") or model.path, "actor_rollout_ref.model.path")
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    try:
+    with input_errors("gear."):
         for name in read:
             check_reward_model(name, own)
         if teacher is not None:
             check_vocabulary(teacher, tokenizer_of(teacher, "teacher_model"), own)
-    except ValueError as error:
-        raise InputError(f"gear.{error}") from None
+
+
+def _refusals(config: Any, settings: VerlSettings) -> Iterator[tuple[str, str]]:
+    """The keys of verl whose values are refused for this method, each with the reason."""
+    name, actor, model = settings.method.name, "actor_rollout_ref.actor", "actor_rollout_ref.model"
+    value = partial(select, config)
+    if value(key := "trainer.use_v1") is False:
+        yield key, "is verl's old trainer, which has no credit step; set it to True"
+    if value(key := "trainer.v1.trainer_mode") not in TRAINERS:
+        fix = " or ".join(TRAINERS)
+        yield key, f"does not assign token credit, though there is a section gear; set it to {fix}"
+    if value(key := "algorithm.adv_estimator") in TOKEN_ESTIMATORS:
+        why = "gives every token an advantage of its own, and token credit divides one per completion"
+        yield key, f"{why}; use grpo or rloo"
+    if value(key := f"{actor}.policy_loss.loss_mode") == "geo_mean" and not is_even(settings.method):
+        why = f"averages the advantages of a completion, so the token credit of {name!r} would be lost"
+        yield key, f"{why}; use vanilla, gspo or cispo"
+    key = "distillation.distillation_loss.use_task_rewards"
+    if value("distillation.enabled") and not value(key):
+        why = "leaves the advantages out of the loss, and the credit with them"
+        yield key, f"{why}; set it to True, or distillation.enabled to False"
+    if not needs_passes(settings.method):
+        return
+    if value(key := f"{actor}.strategy") not in ("fsdp", "fsdp2"):
+        why = f"divides the vocabulary among its ranks, so the exact signals of {name!r} cannot be computed there"
+        fix = "set it to fsdp2, or take a method that needs no pass (uniform, gigpo, mt_grpo)"
+        yield key, f"{why}; {fix}"
+    if value(key := f"{model}.use_fused_kernels"):
+        yield key, "replaces the model's forward, which the signals were never run with; set it to False"
+    reference, size = reads_reference(config, settings), "ulysses_sequence_parallel_size"
+    for part in (actor, "actor_rollout_ref.ref") if reference else (actor,):
+        for key in (f"{part}.{size}", f"{part}.fsdp_config.{size}"):
+            if int(value(key) or 1) > 1:
+                yield (
+                    key,
+                    "divides a sequence among ranks, which the signals were never run with; set it to 1",
+                )
+    if _taught_by_base(settings) and value(key := f"{model}.lora_adapter_path") is not None:
+        why = (
+            "is trained on, so the model without it, which would be the teacher 'base', is not the first one"
+        )
+        yield key, f"{why}; merge it into the model, or set gear.teacher=live"
+    if reference and settings.config.teacher_contrast != NO_CONTRAST:
+        yield "gear.teacher_contrast", "with teacher=base was never run in verl without LoRA; use live"
 
 
 def check_method(settings: VerlSettings) -> None:
@@ -149,14 +119,13 @@ def check_method(settings: VerlSettings) -> None:
         )
     if "reference_logprob" in names_of(method.needs):
         raise InputError(f"gear.credit: {method.name!r} needs reference_logprob, which was never run in verl")
-    try:
-        check_sources(cast(list[str], config.privileged_sources), settings.privileged is not None)
-        if needs_context(method) and settings.teacher_model is None:
+    students = needs_context(method) and settings.config.teacher_model is None
+    with input_errors("gear."):
+        check_sources(config.privileged_sources or (), settings.privileged is not None)
+        if students:
             check_teacher(config)
-    except ValueError as error:
-        raise InputError(f"gear.{error}") from None
     kind = config.teacher_model_kind
-    if needs_context(method) and settings.teacher_model is None and kind not in ("live", "base"):
+    if students and kind not in ("live", "base"):
         raise InputError(
             f"gear.teacher: {kind!r} (given, or the default of {method.name!r}) keeps a copy of the weights, "
             "which verl has sharded among its workers; set it to live or base, or name a gear.teacher_model"
@@ -172,7 +141,7 @@ def reads_reference(config: Any, settings: VerlSettings) -> bool:
 
 
 def _taught_by_base(settings: VerlSettings) -> bool:
-    base = settings.config.teacher_model_kind == "base" and settings.teacher_model is None
+    base = settings.config.teacher_model_kind == "base" and settings.config.teacher_model is None
     return base and needs_teacher(settings.method.needs)
 
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from gear_rl.credit.config import CreditConfig
+from gear_rl.engine import ForwardRequest, OneProcess, Tokenizer
 from gear_rl.records import Record
-from gear_rl.signals.batch import Completions, ForwardRequest, Prompts, left_padded
-from gear_rl.signals.engine import OneProcess, Tokenizer
-from gear_rl.signals.signal import names_of, signals_of
+from gear_rl.rollouts import Completions, Prompts, left_padded
 from gear_rl.tensor.lists import int_list
 from gear_rl.types import Signal, is_per_row
 
@@ -37,7 +36,7 @@ def signal_field(name: str) -> str:
 class Order:
     """The part of a request that all ranks have in common."""
 
-    needs: tuple[str | Signal, ...]
+    needs: tuple[Signal, ...]
     step: int
     config: CreditConfig
     pad_id: int
@@ -106,6 +105,7 @@ def request_of_rows(
         student=left(prompts),
         teachers=[left(shown) for shown in zip(*(row.teachers for row in rows), strict=True)],
         scored_B=torch.tensor([row.scored for row in rows], device=device),
+        skip_first_tokens=order.config.teacher_skip_first_tokens,
         inputs={name: given([row.inputs[name] for row in rows]) for name in rows[0].inputs},
     )
 
@@ -150,7 +150,7 @@ class VerlEngine(OneProcess):
         ]
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
-        names = names_of(request.needs)
+        names = [signal.name for signal in request.needs]
         places = self._places(request)
         order = Order(
             needs=tuple(request.needs),
@@ -172,7 +172,7 @@ class VerlEngine(OneProcess):
     def _places(self, request: ForwardRequest) -> list[int]:
         """The rollouts in the order in which the ranks take them."""
         rows = [*range(len(request.scored_B)), *[PADDING] * self.padding]
-        if any(signal.whole_groups for signal in signals_of(request.needs)):
+        if any(signal.whole_groups for signal in request.needs):
             groups = int_list(request.inputs["judged_group_B"])
             groups += [-1 - len(rows) - n for n in range(self.padding)]
             return [rows[r] for r in placed_by_group(groups, self.parts)]

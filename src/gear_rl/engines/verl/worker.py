@@ -15,10 +15,9 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from gear_rl.engines.models import load_frozen_teacher
 from gear_rl.engines.verl.passes import FIELDS, ORDER, Order, column, jagged, request_of_rows, signal_field
-from gear_rl.signals.forwards import text_config, unwrapped
+from gear_rl.model.forwards import text_config, unwrapped
+from gear_rl.model.teacher import AdapterFreeTeacher, Teacher
 from gear_rl.signals.passes import ModelPasses
-from gear_rl.signals.signal import needs_teacher
-from gear_rl.signals.teacher import AdapterFreeTeacher, Teacher
 
 
 class CreditWorker(ActorRolloutRefWorker):
@@ -33,7 +32,7 @@ class CreditWorker(ActorRolloutRefWorker):
         device = torch.device(get_device_id())
         prompts, responses, rows = (column(data[name]) for name in FIELDS)
         request = request_of_rows(order, [pickle.loads(row) for row in rows], prompts, responses, device)
-        taught = needs_teacher(order.needs)
+        taught = any(signal.teacher for signal in order.needs)
         base = taught and order.teacher_model is None and order.config.teacher_model_kind == "base"
         actor: Any = self.actor.engine
         other = self._teacher_model(order.teacher_model) if taught else None
@@ -41,7 +40,6 @@ class CreditWorker(ActorRolloutRefWorker):
         with actor.eval_mode(), nullcontext() if reference is None else reference.eval_mode():
             passes = ModelPasses(
                 model=actor.module,
-                skip_first_tokens=order.config.teacher_skip_first_tokens,
                 pad_id=order.pad_id,
                 # With LoRA verl loads no reference: the teacher is the model without its adapter, which verl
                 # makes as PEFT's default, so it begins as nothing.

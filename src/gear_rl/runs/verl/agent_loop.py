@@ -17,11 +17,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.schemas import ToolResponse
 
+from gear_rl.credit.control_tokens import control_pattern, defused
 from gear_rl.engines.tools import ToolGuard, tool_functions
 from gear_rl.engines.verl.batch import AGENT_NAME, SEEN
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS, value_of
 from gear_rl.runs.verl.settings import environment_factory, read_config
-from gear_rl.signals.control_tokens import control_pattern, defused
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class EnvironmentLoop(ToolAgentLoop):
     def __init__(self, trainer_config: Any, *args: Any, **options: Any) -> None:
         super().__init__(trainer_config, *args, **options)
         self.settings = read_config(trainer_config.config)
-        self.guard = ToolGuard(self.settings.tool_time_limit, self.settings.tool_max_chars)
+        self.guard = ToolGuard(self.settings.config.tool_time_limit, self.settings.config.tool_max_chars)
         self.control = control_pattern(self.tokenizer)
         self.called: list[str] = []
         self.agent_data: Any = None
@@ -80,12 +80,12 @@ class EnvironmentLoop(ToolAgentLoop):
     async def _answer(self, method: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
         if inspect.iscoroutinefunction(method):
             return str(await method(**arguments))
+        limit = self.settings.config.tool_time_limit
         try:
             # A tool that waits delays no other rollout; one that never returns stays in its thread.
-            limit = self.settings.tool_time_limit
             return str(await asyncio.wait_for(asyncio.to_thread(method, **arguments), limit))
         except TimeoutError:
-            text = f"the tool took more than {self.settings.tool_time_limit:g} seconds"
+            text = f"the tool took more than {limit:g} seconds"
             self.guard.answers[str({"error": text})] = "timeout"
             raise RuntimeError(text) from None
 

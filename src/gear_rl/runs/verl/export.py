@@ -1,61 +1,58 @@
 """``gear export verl``: the data, the reward and the launch script of a run, from its configuration."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
-import dataclasses
 import json
 import math
 import re
 import shlex
-import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 
 from gear_rl.arena.task import dataset_task
 from gear_rl.credit.config import CreditConfig
 from gear_rl.data.rewards.catalogue import OUR_REWARDS, load_reward
+from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.engines.verl.checks import TRAINERS, check_method
-from gear_rl.errors import InputError, did_you_mean
+from gear_rl.errors import InputError
+from gear_rl.method_builder import credit_settings
 from gear_rl.methods import METHODS
-from gear_rl.runs.config import RunConfig, credit_settings, load_config
+from gear_rl.runs.config import RunConfig, load_config
 from gear_rl.runs.models import resolve_model
 from gear_rl.runs.resolved import OUTPUT_DIR
 from gear_rl.runs.trainer import arena_model, is_arena, load_data, load_environment
-from gear_rl.runs.verl.settings import SECTION, STEP, group_of, read_settings
+from gear_rl.runs.verl.settings import SECTION, read_settings
+from gear_rl.settings import settings_hints
 
-ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
-SAME: dict[str, tuple[Any, str]] = {
-    "num_generations": (8, f"{ROLLOUT}.n"),
-    "temperature": (1.0, f"{ROLLOUT}.temperature"),
-    "top_p": (1.0, f"{ROLLOUT}.top_p"),
-    "vllm_tensor_parallel_size": (1, f"{ROLLOUT}.tensor_model_parallel_size"),
-    "max_completion_length": (512, "data.max_response_length"),
-    "seed": (42, "data.seed"),
-    "gradient_checkpointing": (True, f"{MODEL}.enable_gradient_checkpointing"),
-    "learning_rate": (1e-6, f"{ACTOR}.optim.lr"),
-    "weight_decay": (0.0, f"{ACTOR}.optim.weight_decay"),
-    "max_grad_norm": (1.0, f"{ACTOR}.grad_clip"),
-    "num_iterations": (1, f"{ACTOR}.ppo_epochs"),
-    "beta": (0.0, f"{ACTOR}.kl_loss_coef"),
-}
-"""Settings that verl has under another name, each with the default of ``gear train``."""
+STEP = {field.name for field in fields(CreditConfig)}
 DEFAULTS: dict[str, Any] = {
-    **{name: default for name, (default, _) in SAME.items()},
+    "num_generations": 8,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "vllm_tensor_parallel_size": 1,
+    "max_completion_length": 512,
+    "seed": 42,
+    "gradient_checkpointing": True,
+    "learning_rate": 1e-6,
+    "lr_scheduler_type": "linear",
     "warmup_steps": 0,
+    "weight_decay": 0.0,
     "adam_beta1": 0.9,
     "adam_beta2": 0.999,
+    "max_grad_norm": 1.0,
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
-    "lr_scheduler_type": "linear",
+    "num_iterations": 1,
     "max_steps": -1,
     "num_train_epochs": 3.0,
-    "top_k": 0,
+    "beta": 0.0,
     "epsilon": 0.2,
     "epsilon_high": None,
     "loss_type": "dapo",
@@ -70,11 +67,9 @@ DEFAULTS: dict[str, Any] = {
     "chat_template_kwargs": None,
     "reward_weights": None,
     "max_tool_calling_iterations": None,
-    "tool_time_limit": 30.0,
-    "tool_max_chars": 20_000,
-    "teacher_model": None,
+    **{f.name: f.default for f in fields(EngineConfig) if f.name not in STEP},
 }
-"""The defaults of ``gear train`` for every setting that is exported, since TRL may not be installed."""
+"""The settings that are exported and their defaults in ``gear train``, since TRL may not be installed."""
 _AGGREGATION = {
     "dapo": "token-mean",
     "bnpo": "token-mean",
@@ -96,11 +91,6 @@ _LORA: dict[str, Any] = {"r": 8, "lora_alpha": 8, "target_modules": None, "exclu
 _GOLD_COLUMNS = ("ground_truth", "answer", "solution")
 """The columns that verl's ``ground_truth`` is taken from; our rewards read the whole row."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
-_NOT_EXPORTED = {
-    "rollout_func": "verl's agent loop makes the rollouts; write an environment class",
-    "tools": "verl's agent loop has tools of an environment; make them methods of one and name it in environment",
-}
-"""Our keys that have no counterpart in verl, and what to do instead."""
 
 
 def read_run(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -112,9 +102,8 @@ def read_run(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfi
     """
     if find_spec("trl") is not None:
         return load_config(path, overrides)
-    hints = typing.get_type_hints(CreditConfig)
     known: dict[str, Any] = {k: type(v) for k, v in DEFAULTS.items() if v is not None and k != "report_to"}
-    known |= {field.name: hints[field.name] for field in dataclasses.fields(CreditConfig)}
+    known |= settings_hints(CreditConfig)
     return load_config(path, overrides, types=known)
 
 
@@ -134,55 +123,41 @@ def export(
     out = out.resolve()
     environment = _environment(config)
     arena = arena_model(config) if is_arena(config.model) else None
-    if arena is None:
-        settings, model = DEFAULTS | config.trainer, _model(config.model)
-    else:
-        settings, model = DEFAULTS | arena[2] | config.trainer, str(out / "model")
-    overrides: dict[str, Any] = {
-        **_credit(config, settings, environment),
-        **_training(settings, gpus),
-        **_adapter(config.lora),
-        f"{MODEL}.path": model,
-        "data.max_prompt_length": prompt_tokens,
-        "data.filter_overlong_prompts": True,
-        "trainer.n_gpus_per_node": gpus,
-        "trainer.val_before_train": False,
-        "trainer.project_name": "gear",
-    }
-    if environment is None:
-        overrides["reward.custom_reward_function.path"] = str(out / "reward.py")
-    else:
-        turns = settings["max_tool_calling_iterations"]
-        overrides |= {
-            f"{ROLLOUT}.multi_turn.enable": True,
-            # The turn after the last call answers. verl's default cuts a tool's answer at 256 characters.
-            f"{ROLLOUT}.multi_turn.max_assistant_turns": None if turns is None else turns + 1,
-            f"{ROLLOUT}.multi_turn.max_tool_response_length": settings["tool_max_chars"],
-        }
+    settings = DEFAULTS | (arena[2] if arena else {}) | config.trainer
+    notes, batch = _check_settings(settings, config.lora), _batch(settings, gpus)
+    section = _section(config, settings, environment)
+    model = str(out / "model") if arena else _model(config.model)
     say(f"reading {config.dataset}")
     parts = _parts(config, environment is not None)
-    files = {name: str(out / f"{name}.parquet") for name in parts}
-    solves = settings["eval_strategy"] == "steps" and "test" in parts
-    steps, batches = int(settings["max_steps"]), len(parts["train"]) // overrides["data.train_batch_size"]
-    epochs = steps / max(batches, 1) if steps > 0 else settings["num_train_epochs"]
-    overrides |= {
-        "data.train_files": files["train"],
-        # verl always reads a file here; without held-out rows it never evaluates.
-        "data.val_files": files.get("test", files["train"]),
-        "trainer.test_freq": int(settings["eval_steps"] or 1) if solves else -1,
-        "trainer.total_epochs": math.ceil(epochs),
-        "trainer.total_training_steps": steps if steps > 0 else None,
-    }
+    steps, batches = settings["max_steps"], max(len(parts["train"]) // batch["prompts"], 1)
+    report = settings["report_to"] or []
+    trackers = {report} if isinstance(report, str) else set(report)
+    script = _TEMPLATES.get_template("launch.sh.jinja").render(
+        settings,
+        **batch,
+        notes=notes,
+        section=section,
+        environment=environment,
+        gpus=gpus,
+        prompt_tokens=prompt_tokens,
+        files={name: str(out / f"{name}.parquet") for name in parts},
+        model=model,
+        reward=str(out / "reward.py"),
+        lora=None if config.lora is None else _LORA | config.lora,
+        aggregation=_AGGREGATION[settings["loss_type"]],
+        epochs=math.ceil(steps / batches if steps > 0 else settings["num_train_epochs"]),
+        trackers=sorted(trackers - {"none", "all"}),
+        folder=Path(str(settings.get("output_dir") or OUTPUT_DIR)),
+    )
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in parts.items():
         say(f"writing {len(rows)} rows to {name}.parquet")
-        rows.to_parquet(files[name])
-    for part in arena[:2] if arena is not None else ():
+        rows.to_parquet(out / f"{name}.parquet")
+    for part in arena[:2] if arena else ():
         part.save_pretrained(model)
     if environment is None:
         (out / "reward.py").write_text(_reward_file(config), encoding="utf-8")
-    notes = _notes(settings)
-    (out / "launch.sh").write_text(_script(overrides, notes), encoding="utf-8")
+    (out / "launch.sh").write_text(script, encoding="utf-8")
     (out / "launch.sh").chmod(0o755)
     for note in notes:
         say(f"note: {note}")
@@ -194,29 +169,27 @@ def _environment(config: RunConfig) -> str | None:
 
     ``InputError`` for what has no counterpart in verl, or a different meaning there.
     """
-    for name, advice in _NOT_EXPORTED.items():
-        if getattr(config, name):
-            raise InputError(f"{name}: cannot be exported; {advice}")
+    if config.rollout_func or config.tools:
+        key = "rollout_func" if config.rollout_func else "tools"
+        raise InputError(
+            f"{key}: cannot be exported; write an environment class, which verl's agent loop runs"
+        )
     if config.environment is None:
         for name in config.reward_names:
-            if name not in OUR_REWARDS and ":" not in name and not name.startswith("verifiers/"):
-                raise InputError(
-                    f"reward: {name!r} is none of ours ({did_you_mean(name, OUR_REWARDS)}), and TRL's cannot be "
-                    "had in verl's environment; copy it into a module of yours and write package.module:function"
-                )
             load_reward(name, config.dataset)
+            if name not in OUR_REWARDS and ":" not in name and not name.startswith("verifiers/"):
+                why = "is TRL's, which cannot be had in verl's environment; copy it into a module of yours"
+                raise InputError(f"reward: {name!r} {why} and write package.module:function")
         return None
     if isinstance(config.environment, dict):
+        names = ", ".join(config.environment)
         raise InputError(
-            f"environment: several ({', '.join(config.environment)}) cannot be exported; write one class that "
-            "looks at the row"
+            f"environment: several ({names}) cannot be exported; write one class that looks at the row"
         )
     factory = load_environment(config)
     if not hasattr(factory if isinstance(factory, type) else factory(), "get_reward"):
-        raise InputError(
-            f"environment: {config.environment} has no get_reward(); a reward function of verl sees all turns as "
-            "one text, so let the environment judge its rollout"
-        )
+        why = "has no get_reward(); a reward function of verl sees all turns as one text"
+        raise InputError(f"environment: {config.environment} {why}, so let the environment judge its rollout")
     if config.reward is not None:
         raise InputError("reward: verl takes none where an environment has get_reward(); leave it out")
     is_own = config.environment != "arena"
@@ -243,28 +216,23 @@ def _as_verl(rows: Any, source: str, agent: bool) -> Any:
     if _MEDIA & set(rows.column_names) or not all(isinstance(message["content"], str) for message in prompt):
         raise InputError(f"dataset: {source} has more than text, which cannot be scored yet; take text alone")
     if "tools" in rows.column_names and not agent:
-        raise InputError(
-            f"dataset: {source} has a column 'tools', which verl shows to no model; write the functions into the "
-            "prompts, and rename it with --columns.functions tools"
-        )
+        why = "has a column 'tools', which verl shows to no model; write the functions into the prompts"
+        raise InputError(f"dataset: {source} {why}, and rename it with --columns.functions tools")
     gold = next((name for name in _GOLD_COLUMNS if name in rows.column_names), None)
     features: dict[str, Any] = {
         "data_source": text,
         "prompt": rows.features["prompt"],
-        "reward_model": {"style": text, "ground_truth": text if gold is None else rows.features[gold]},
+        "reward_model": {"style": text, "ground_truth": rows.features[gold] if gold else text},
         "extra_info": dict(rows.features),
-        **({"agent_name": text} if agent else {}),
     }
-    fixed = {"data_source": Path(source).stem if Path(source).exists() else source, "agent_name": AGENT_NAME}
+    source = Path(source).stem if Path(source).exists() else source
 
     def columns(row: Mapping[str, Any]) -> dict[str, Any]:
-        truth = {"style": "rule", "ground_truth": "" if gold is None else row[gold]}
-        made = {**fixed, "prompt": row["prompt"], "reward_model": truth, "extra_info": dict(row)}
-        return {name: made[name] for name in features}
+        truth = {"style": "rule", "ground_truth": row[gold] if gold else ""}
+        return dict(zip(features, (source, row["prompt"], truth, dict(row)), strict=True))
 
-    return rows.map(
-        columns, remove_columns=rows.column_names, features=datasets.Features(features), desc="verl's columns"
-    )
+    made = rows.map(columns, remove_columns=rows.column_names, features=datasets.Features(features))
+    return made.add_column("agent_name", [AGENT_NAME] * len(made)) if agent else made
 
 
 def _reward_file(config: RunConfig) -> str:
@@ -277,66 +245,16 @@ def _reward_file(config: RunConfig) -> str:
     )
 
 
-def _training(settings: Mapping[str, Any], gpus: int) -> dict[str, Any]:
-    """Hydra's keys and values of the batch, the optimizer, the loss and what is saved.
-
-    ``InputError`` for a setting that verl has no counterpart for and that would change what is trained.
-    """
+def _check_settings(settings: Mapping[str, Any], lora: Mapping[str, Any] | None) -> list[str]:
+    """What is left out of the export; ``InputError`` for what verl lacks and would change what is trained."""
     for name, choices in _CHOICES.items():
         if str(settings[name]) not in choices:
             raise InputError(f"{name}: {settings[name]!r} is not in verl; use {' or '.join(choices)}")
-    # A step has the prompts of one batch of the file on one device.
-    total = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
-    prompts, left_over = divmod(total, settings["num_generations"])
-    if left_over:
-        raise InputError(
-            f"num_generations: {settings['num_generations']} does not divide the {total} completions of a step "
-            "(per_device_train_batch_size x gradient_accumulation_steps)"
-        )
-    micro = math.gcd(settings["per_device_train_batch_size"], total // gpus)
-    kind, low, high = (settings[name] for name in ("loss_type", "epsilon", "epsilon_high"))
-    folder, report = str(settings.get("output_dir") or OUTPUT_DIR), settings["report_to"] or "none"
-    trackers = [report] if isinstance(report, str) else list(report)
-    chat = settings["chat_template_kwargs"] or {}
-    overrides: dict[str, Any] = {
-        **{verl: settings[name] for name, (_, verl) in SAME.items()},
-        **{f"+data.apply_chat_template_kwargs.{name}": value for name, value in chat.items()},
-        "data.train_batch_size": prompts,
-        "algorithm.adv_estimator": "grpo",
-        "algorithm.norm_adv_by_std_in_grpo": str(settings["scale_rewards"]) in ("group", "True"),
-        "critic.enable": False,
-        f"{ROLLOUT}.name": "vllm",
-        f"{ROLLOUT}.top_k": settings["top_k"] or -1,  # 0 and None mean all tokens
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": micro,
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": micro,
-        f"{ACTOR}.strategy": "fsdp2",
-        f"{ACTOR}.ppo_mini_batch_size": prompts,
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro,
-        f"{ACTOR}.loss_agg_mode": _AGGREGATION[kind],
-        f"{ACTOR}.clip_ratio": low,
-        f"{ACTOR}.clip_ratio_low": low,
-        f"{ACTOR}.clip_ratio_high": low if high is None else high,
-        f"{ACTOR}.use_kl_loss": settings["beta"] > 0,
-        f"{ACTOR}.optim.lr_scheduler_type": "cosine"
-        if settings["lr_scheduler_type"] == "cosine"
-        else "constant",
-        f"{ACTOR}.optim.lr_warmup_steps": int(settings["warmup_steps"]),
-        f"{ACTOR}.optim.betas": [settings["adam_beta1"], settings["adam_beta2"]],
-        "trainer.save_freq": int(settings["save_steps"]) if settings["save_strategy"] == "steps" else -1,
-        "trainer.max_actor_ckpt_to_keep": settings["save_total_limit"],
-        "trainer.logger": ["console", *(one for one in trackers if one not in ("none", "all"))],
-        "trainer.experiment_name": Path(folder).name,
-        "trainer.default_local_dir": folder,
-    }
-    if kind in ("cispo", "sapo"):
-        overrides[f"{ACTOR}.policy_loss.loss_mode"] = kind
-    if kind == "dr_grpo":
-        overrides[f"{ACTOR}.loss_scale_factor"] = settings["max_completion_length"]
-    return overrides
-
-
-def _notes(settings: Mapping[str, Any]) -> list[str]:
-    """The trainer's settings that are left out."""
+    for name, value in (lora or {}).items():
+        if name not in _LORA and (name, value) not in (("lora_dropout", 0.0), ("bias", "none")):
+            raise InputError(
+                f"lora.{name}: {value!r} cannot be exported, only {', '.join(_LORA)}; leave it out"
+            )
     left = sorted(set(settings) - set(DEFAULTS) - STEP - _NO_NEED)
     notes = [f"left to verl's own settings: {', '.join(left)}"] if left else []
     if settings["lr_scheduler_type"] == "linear":
@@ -344,12 +262,16 @@ def _notes(settings: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _script(overrides: dict[str, Any], notes: Sequence[str]) -> str:
-    """A shell script that starts verl; its arguments are further overrides, which win."""
-    about = "Written by `gear export verl`. Further overrides may follow, as in: bash FILE trainer.nnodes=2"
-    lines = [shlex.quote(f"{key}={hydra_value(value)}") for key, value in overrides.items()]
-    head = ["#!/usr/bin/env bash", *(f"# {line}" for line in [about, *notes]), "set -euo pipefail"]
-    return "\n".join([*head, " \\\n  ".join(["python3 -m verl.trainer.main_ppo", *lines, '"$@"']), ""])
+def _batch(settings: Mapping[str, Any], gpus: int) -> dict[str, int]:
+    """The prompts of a step, which are those of one batch of the file on one device, and rows of a pass."""
+    total = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
+    prompts, left_over = divmod(total, settings["num_generations"])
+    if left_over:
+        raise InputError(
+            f"num_generations: {settings['num_generations']} does not divide the {total} completions of a step "
+            "(per_device_train_batch_size x gradient_accumulation_steps)"
+        )
+    return {"prompts": prompts, "micro": math.gcd(settings["per_device_train_batch_size"], total // gpus)}
 
 
 def hydra_value(value: Any) -> str:
@@ -367,14 +289,14 @@ def hydra_value(value: Any) -> str:
         text = re.sub(r'(\\*)"', r'\1\1\\"', value).replace("${", r"\${")
         return '"' + re.sub(r"(\\+)\Z", r"\1\1", text) + '"'
     if isinstance(value, Mapping):
-        pairs = cast(Mapping[str, Any], value).items()
+        pairs = value.items()
         return "{" + ",".join(f"{key}:{hydra_value(inner)}" for key, inner in pairs) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(hydra_value(inner) for inner in cast(Sequence[Any], value)) + "]"
+        return "[" + ",".join(hydra_value(inner) for inner in value) + "]"
     return json.dumps(value)
 
 
-def _credit(config: RunConfig, settings: Mapping[str, Any], environment: str | None) -> dict[str, Any]:
+def _section(config: RunConfig, settings: Mapping[str, Any], environment: str | None) -> dict[str, Any]:
     """Hydra's keys (with a plus sign where verl has no such key) and values of the section ``gear``."""
     section = dict(credit_settings(config.credit))
     name = str(section.pop("name"))
@@ -387,11 +309,10 @@ def _credit(config: RunConfig, settings: Mapping[str, Any], environment: str | N
         limits = {key: settings[key] for key in ("tool_time_limit", "tool_max_chars")}
         section |= {"environment": environment, **limits}
     check_method(read_settings({"credit": name, **section}))
-    if name in METHODS:
-        overrides, known = {f"+{SECTION}": name}, set(group_of(name))
-    else:  # a class of the user's own has no group
-        overrides, known = {"trainer.v1.trainer_mode": TRAINERS[0], f"+{SECTION}.credit": name}, set[str]()
-    return overrides | {f"{'' if k in known else '+'}{SECTION}.{k}": value for k, value in section.items()}
+    # A class of the user's own has no group.
+    own = {"trainer.v1.trainer_mode": TRAINERS[0], f"+{SECTION}.credit": name}
+    overrides: dict[str, Any] = {f"+{SECTION}": name} if name in METHODS else own
+    return overrides | {f"++{SECTION}.{key}": value for key, value in section.items()}
 
 
 def _model(name: str, where: str = "model") -> str:
@@ -400,14 +321,15 @@ def _model(name: str, where: str = "model") -> str:
     return str(Path(found).resolve()) if Path(found).is_dir() else found
 
 
-def _adapter(lora: Mapping[str, Any] | None) -> dict[str, Any]:
-    """verl's settings of the adapter; vLLM is given the model with the adapter merged into it."""
-    if lora is None:
-        return {}
-    for name, value in lora.items():
-        if name not in _LORA and (name, value) not in (("lora_dropout", 0.0), ("bias", "none")):
-            raise InputError(
-                f"lora.{name}: {value!r} cannot be exported, only {', '.join(_LORA)}; leave it out"
-            )
-    verl = {f"{MODEL}.{'lora_rank' if k == 'r' else k}": lora.get(k, v) for k, v in _LORA.items()}
-    return verl | {f"{MODEL}.lora.merge": True}
+def _word(value: Any) -> str:
+    """A value in the script: Hydra's grammar in the shell's quotes; marked text as it is."""
+    return value if isinstance(value, Markup) else shlex.quote(hydra_value(value))
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("gear_rl.runs.verl", ""),
+    finalize=_word,
+    keep_trailing_newline=True,
+    lstrip_blocks=True,
+    trim_blocks=True,
+)

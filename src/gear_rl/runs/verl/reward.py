@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gear_rl.data.rewards.catalogue import load_reward
-
-LOGGED = ("feedback", "turn_rewards", "step_scores")
-"""What the credit step reads of ``log_extra``."""
+from gear_rl.rollouts import LOGGED
 
 
 def scorer(

@@ -1,24 +1,24 @@
 """The settings under Hydra's key ``gear``: those of a method, of the credit step and of an agent."""
 
-import dataclasses
-import typing
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
-from gear_rl.credit.config import CreditConfig
-from gear_rl.data.objects import import_object
+from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.engines.verl.checks import VerlSettings
-from gear_rl.errors import InputError, did_you_mean
+from gear_rl.errors import InputError, did_you_mean, input_errors
+from gear_rl.method_builder import build_method, credit_settings, find_method
 from gear_rl.methods import METHODS
-from gear_rl.runs.config import build_method, checked, credit_settings
+from gear_rl.settings import checked_value
+from gear_rl.user_objects import import_object
 
 SECTION = "gear"
 """The key of verl's configuration."""
 _BATCH_SIZE = 8
 """Completions in a forward pass, where verl has no setting of its own."""
-STEP = {field.name for field in dataclasses.fields(CreditConfig)}
-_OWN = ("environment", "tool_time_limit", "tool_max_chars", "teacher_model")
+_ENGINE = {field.name for field in fields(EngineConfig)}
+_OBJECTS = ("environment", "privileged")
 
 
 def read_config(config: Any) -> VerlSettings:
@@ -27,7 +27,7 @@ def read_config(config: Any) -> VerlSettings:
 
     section = OmegaConf.to_container(config.get(SECTION) or OmegaConf.create({}), resolve=True)
     batch_size = config.actor_rollout_ref.rollout.get("log_prob_micro_batch_size_per_gpu")
-    return read_settings(cast(dict[str, Any], section), batch_size)
+    return read_settings(section, batch_size)
 
 
 def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> VerlSettings:
@@ -43,8 +43,8 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
     gear_rl.errors.InputError: gear.alhpa: no such setting of method 'gear' or of the credit step; did ...
     """
     given = dict(section)
-    of_text = dict(credit_settings(str(given.pop("credit", "gear")), "gear.credit"))
-    name, kind = str(of_text.pop("name")), given.pop("teacher", None)
+    of_text = credit_settings(str(given.pop("credit", "gear")), "gear.credit")
+    name, kind = of_text.pop("name"), given.pop("teacher", None)
     if kind is not None:
         if given.get("teacher_model_kind") not in (None, kind):
             raise InputError(f"gear.teacher: {kind!r}, but gear.teacher_model_kind says otherwise; give one")
@@ -54,39 +54,32 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
         raise InputError(
             f"gear.teacher: {kind!r} names the teacher's weights, and so does gear.teacher_model; leave one out"
         )
-    if ":" not in name and name not in METHODS:
-        raise InputError(f"gear.credit: no method {name!r}; {did_you_mean(name, METHODS)}")
-    cls: Any = METHODS[name] if name in METHODS else import_object(name, "gear.credit")
-    of_method = (
-        {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set[str]()
-    )
+    cls = find_method(name, "gear.credit")
+    defaults = {f.name: f.default for f in fields(cls)} if is_dataclass(cls) else dict[str, Any]()
     for key, value in of_text.items():
         # Hydra's group holds every default; another value beside the text was given.
-        if key not in given or (key in of_method and given[key] == cls.__dataclass_fields__[key].default):
+        if key not in given or (key in defaults and given[key] == defaults[key]):
             given[key] = value
-    known = [*sorted(of_method), *sorted(STEP), "credit", "teacher", "privileged", *_OWN]
+    known = [*sorted(defaults), *sorted(_ENGINE), "credit", "teacher", *_OBJECTS]
     for key in set(given) - set(known):
         hint = did_you_mean(key, known)
         raise InputError(f"gear.{key}: no such setting of method {name!r} or of the credit step; {hint}")
-    method = build_method({"name": name, **{k: v for k, v in given.items() if k in of_method}}, SECTION)
-    step = _checked(given, STEP, CreditConfig)
-    if step.get("credit_batch_size") is None:
-        step["credit_batch_size"] = batch_size or _BATCH_SIZE
-    try:
-        config = CreditConfig(**step).resolved(method)
-    except ValueError as error:
-        raise InputError(f"gear.{error}") from None
-    path, own = given.get("privileged"), _checked(given, _OWN, VerlSettings)
-    function = None if path is None else import_object(str(path), "gear.privileged")
-    return VerlSettings(method=method, config=config, privileged=function, **own)
+    method = build_method({"name": name, **{k: v for k, v in given.items() if k in defaults}}, SECTION)
+    engine = {key: value for key, value in given.items() if key in _ENGINE}
+    if engine.get("credit_batch_size") is None:
+        engine["credit_batch_size"] = batch_size or _BATCH_SIZE
+    with input_errors("gear."):
+        config = EngineConfig(**engine).resolved(method)
+        environment, path = (checked_value(key, given.get(key), str | None) for key in _OBJECTS)
+    function = None if path is None else import_object(path, "gear.privileged")
+    return VerlSettings(method=method, config=config, privileged=function, environment=environment)
 
 
 def group_of(name: str) -> dict[str, Any]:
     """The section of a method with every default that is a plain value, for Hydra's group ``gear``."""
-    fields = [*dataclasses.fields(cast(Any, METHODS[name])), *dataclasses.fields(CreditConfig)]
-    plain = {f.name: f.default for f in fields if isinstance(f.default, str | int | float | bool | None)}
-    own = {f.name: f.default for f in dataclasses.fields(VerlSettings) if f.name in (*_OWN, "privileged")}
-    return {"credit": name, "teacher": None, **plain, **own}
+    known = [*fields(cast(Any, METHODS[name])), *fields(EngineConfig)]
+    plain = {f.name: f.default for f in known if isinstance(f.default, str | int | float | bool | None)}
+    return {"credit": name, "teacher": None, **plain, **dict.fromkeys(_OBJECTS)}
 
 
 def environment_factory(path: str | None, row: Mapping[str, Any]) -> Callable[[], Any]:
@@ -101,9 +94,3 @@ def environment_factory(path: str | None, row: Mapping[str, Any]) -> Callable[[]
         dataset = path if "/" in path else str(row.get("data_source", path))
         return environment_of("arena", dataset, "gear.environment")
     return environment_of(path, "", "gear.environment")
-
-
-def _checked(given: Mapping[str, Any], names: typing.Collection[str], cls: type) -> dict[str, Any]:
-    """The given values of these fields of a class, each as its type."""
-    hints = typing.get_type_hints(cls)
-    return {name: checked(f"gear.{name}", given[name], hints[name]) for name in given if name in names}

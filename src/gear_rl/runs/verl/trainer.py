@@ -19,7 +19,6 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 from verl.utils.tensordict_utils import get_tensordict
-from verl.workers.config import HFModelConfig
 
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditResult
@@ -42,11 +41,11 @@ from gear_rl.engines.verl.passes import (
 from gear_rl.engines.verl.worker import CreditWorker
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
+from gear_rl.model.forwards import max_positions
 from gear_rl.records import Record, RecordWriter
+from gear_rl.rollouts import RolloutBatch
 from gear_rl.runs.verl.settings import read_config
-from gear_rl.signals.batch import RolloutBatch
-from gear_rl.signals.forwards import max_positions
-from gear_rl.signals.signal import names_of, needs_context
+from gear_rl.signals.table import needs_context
 
 logger = logging.getLogger(__name__)
 
@@ -178,14 +177,14 @@ class CreditTrainer:
             metrics=metrics,
             means=self._means,
             max_positions=self._max_positions,
-            teacher_model=self.credit.teacher_model,
+            teacher_model=self.credit.config.teacher_model,
             record_sink=None if self.credit.config.record_file is None else self._write,
         )
 
     @cached_property
     def _max_positions(self) -> int | None:
         """The positions of the model, from its configuration with verl's overrides."""
-        model = cast(HFModelConfig, omega_conf_to_dataclass(self.config.actor_rollout_ref.model))
+        model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model)
         return max_positions(model.hf_config)
 
     def _passes(self, batch: KVBatchMeta, real: list[int]) -> Passes:
@@ -204,7 +203,7 @@ class CreditTrainer:
                 extra_info={ORDER: order},
             )
             self.actor_rollout_wg.compute_credit_signals(request)
-            signals = {name: signal_field(name) for name in names_of(order.needs)}
+            signals = {signal.name: signal_field(signal.name) for signal in order.needs}
             found = self._columns(keys, batch.partition_id, tuple(signals.values()))
             return {name: found[field] for name, field in signals.items()}
 

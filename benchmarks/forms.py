@@ -1,0 +1,296 @@
+"""``benchmarks forms``: many short look-ups in one prompt, one reward for all: a task for a pretrained model.
+
+A prompt asks for ``FIELDS`` fields of seven families, and the reward is the share that is right. As the truth of
+every field is known, perfect credit needs no branching: ``FieldTruth`` is the exact reference. The items that a
+model is warmed up with, trained on and judged by differ, but in families with few of them.
+"""
+
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gear_rl.data.rewards.text import Completion, final_texts
+from gear_rl.methods.gear import Gear
+from gear_rl.signals.steps import StepId, StepScore
+from gear_rl.tensor.masked import masked_mean, masked_rank
+from gear_rl.types import Credit, TokenSignals
+
+FIELDS = 24
+"""Of a prompt."""
+PARTS = {"warm": (0.0, 0.3), "train": (0.3, 0.75), "test": (0.75, 1.0)}
+"""The share of a family's shuffled items that each part draws from."""
+FALSE_SHARE = 0.25
+"""Share of the fields that are false in the column ``quarter_false``."""
+_ONES = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+seventeen eighteen nineteen"""
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_CAPITALS = """France Paris, Italy Rome, Spain Madrid, Germany Berlin, Japan Tokyo, China Beijing, Russia
+Moscow, Egypt Cairo, Greece Athens, Portugal Lisbon, Austria Vienna, Poland Warsaw, Hungary Budapest, Norway
+Oslo, Sweden Stockholm, Finland Helsinki, Denmark Copenhagen, Ireland Dublin, Belgium Brussels, Canada Ottawa,
+Cuba Havana, Peru Lima, Chile Santiago, Kenya Nairobi, India Delhi, Iran Tehran, Iraq Baghdad, Turkey Ankara,
+Thailand Bangkok, Vietnam Hanoi, Australia Canberra, Ukraine Kyiv, Romania Bucharest, Bulgaria Sofia, Serbia
+Belgrade, Croatia Zagreb, Lebanon Beirut, Syria Damascus, Jordan Amman, Nepal Kathmandu, Cambodia Phnom,
+Indonesia Jakarta, Philippines Manila, Afghanistan Kabul, Ghana Accra, Senegal Dakar, Uganda Kampala, Zimbabwe
+Harare, Libya Tripoli, Tunisia Tunis, Morocco Rabat, Ethiopia Addis, Colombia Bogota, Venezuela Caracas,
+Ecuador Quito, Jamaica Kingston, Iceland Reykjavik, Latvia Riga, Estonia Tallinn, Lithuania Vilnius"""
+_SYMBOLS = """hydrogen H, helium He, lithium Li, carbon C, nitrogen N, oxygen O, fluorine F, neon Ne, sodium
+Na, magnesium Mg, aluminum Al, silicon Si, phosphorus P, sulfur S, chlorine Cl, argon Ar, potassium K, calcium
+Ca, titanium Ti, chromium Cr, manganese Mn, iron Fe, cobalt Co, nickel Ni, copper Cu, zinc Zn, arsenic As,
+selenium Se, bromine Br, krypton Kr, silver Ag, tin Sn, iodine I, xenon Xe, barium Ba, tungsten W, platinum
+Pt, gold Au, mercury Hg, lead Pb, uranium U, radium Ra, boron B, beryllium Be, bismuth Bi, radon Rn, cesium
+Cs, plutonium Pu"""
+_OPPOSITES = """hot cold, big small, up down, left right, open closed, day night, black white, good bad, happy
+sad, fast slow, high low, old new, rich poor, hard soft, full empty, light dark, long short, wet dry, early
+late, loud quiet, strong weak, thick thin, clean dirty, near far, first last, true false, love hate, war
+peace, win lose, buy sell, push pull, give take, begin end, inside outside, above below, more less, always
+never, young old, wide narrow, deep shallow, sweet sour, sharp dull, rough smooth, heavy light, brave afraid,
+alive dead, tall short, east west, north south, before after, accept reject, arrive depart, ask answer"""
+_PASTS = """go went, see saw, eat ate, run ran, give gave, take took, come came, know knew, think thought,
+write wrote, sing sang, drink drank, swim swam, begin began, break broke, speak spoke, drive drove, ride rode,
+fall fell, feel felt, keep kept, sleep slept, leave left, meet met, buy bought, bring brought, catch caught,
+teach taught, fight fought, find found, stand stood, hold held, tell told, sell sold, make made, say said, pay
+paid, lose lost, shoot shot, win won, hear heard, build built, send sent, spend spent, fly flew, grow grew,
+draw drew, throw threw, blow blew, wear wore, choose chose, freeze froze, steal stole, forget forgot, rise
+rose"""
+_PLURALS = """mouse mice, man men, woman women, child children, foot feet, tooth teeth, goose geese, person
+people, ox oxen, leaf leaves, knife knives, wife wives, life lives, wolf wolves, half halves, shelf shelves,
+thief thieves, loaf loaves, city cities, baby babies, lady ladies, story stories, party parties, box boxes,
+bus buses, dish dishes, watch watches, fox foxes, church churches, potato potatoes, hero heroes, cat cats, dog
+dogs, book books, car cars, day days, boy boys, key keys, country countries, family families, brush brushes,
+glass glasses, class classes, peach peaches, tomato tomatoes, army armies, fly flies, berry berries, calf
+calves, elf elves"""
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    return [(key, value) for key, value in (part.split() for part in text.split(","))]
+
+
+def _number(n: int) -> str:
+    """In words.
+
+    >>> _number(7), _number(40), _number(99)
+    ('seven', 'forty', 'ninety-nine')
+    """
+    ones, tens = _ONES.split(), _TENS.split()
+    return ones[n] if n < 20 else tens[n // 10 - 2] + (f"-{ones[n % 10]}" if n % 10 else "")
+
+
+def _roman(n: int) -> str:
+    """The numeral of a number below 100.
+
+    >>> _roman(4), _roman(49), _roman(90)
+    ('IV', 'XLIX', 'XC')
+    """
+    tens, ones = divmod(n, 10)
+    digits = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"]
+    return digits[tens].translate(str.maketrans("IVX", "XLC")) + digits[ones]
+
+
+FAMILIES: dict[str, list[tuple[str, str]]] = {
+    "capital": _pairs(_CAPITALS),
+    "symbol": _pairs(_SYMBOLS),
+    "opposite": _pairs(_OPPOSITES),
+    "past": _pairs(_PASTS),
+    "plural": _pairs(_PLURALS),
+    "digits": [(_number(n), str(n)) for n in range(11, 100)],
+    "roman": [(str(n), _roman(n)) for n in range(2, 50)],
+}
+"""What a field asks, and its answer, by family."""
+
+
+def rows(part: str, num: int, filler: int = 0) -> list[dict[str, Any]]:
+    """Rows with ``prompt``, ``solution``, ``answer`` and two other contexts: ``quarter_false``, ``sentences``.
+
+    ``part`` is one of ``PARTS``. ``filler`` copies that many words of the prompt between two fields of the
+    solution, which nothing pays.
+
+    >>> [row] = rows("train", 1)
+    >>> row["prompt"].splitlines()[:3]
+    ['Fill in the form.', 'past break', 'past teach']
+    >>> row["solution"].splitlines()[:2], row["answer"].splitlines()[:2]
+    (['break: broke', 'teach: taught'], ['broke', 'taught'])
+    """
+    begin, end = PARTS[part]
+    items: dict[str, list[tuple[str, str]]] = {}
+    for family, pairs in FAMILIES.items():
+        shuffled = random.Random(family).sample(pairs, len(pairs))
+        items[family] = shuffled[round(begin * len(pairs)) : round(end * len(pairs))]
+    draw, made = random.Random(f"forms {part}"), list[dict[str, Any]]()
+    for _ in range(num):
+        asked: dict[str, tuple[str, str]] = {}  # no key twice
+        while len(asked) < FIELDS:
+            family = draw.choice(list(items))
+            key, value = draw.choice(items[family])
+            asked.setdefault(key, (family, value))
+        listed = [(family, key, value) for key, (family, value) in asked.items()]
+        false = set(draw.sample(range(FIELDS), round(FALSE_SHARE * FIELDS)))
+        others = [draw.choice([v for _, v in items[f] if v != value]) for f, _, value in listed]
+        between = "".join(f"{word}\n" for word in ["next"] * filler)
+        made.append(
+            {
+                "prompt": "\n".join(["Fill in the form.", *(f"{f} {key}" for f, key, _ in listed)]),
+                "solution": f"\n{between}".join(f"{key}: {value}" for _, key, value in listed),
+                "answer": "\n".join(value for _, _, value in listed),
+                "quarter_false": "\n".join(
+                    f"{key}: {others[n] if n in false else value}" for n, (_, key, value) in enumerate(listed)
+                ),
+                "sentences": " ".join(f"The {f} of {key} is {value}." for f, key, value in listed),
+            }
+        )
+    return made
+
+
+def fields(text: str, answer: str) -> list[tuple[int, int, bool]]:
+    """Where each field's value stands in a completion, and whether it is right; a field is a line with a colon.
+
+    >>> fields("cat: cats\\nox: oxes", "cats\\noxen\\nmice")
+    [(4, 9, True), (13, 18, False)]
+    """
+    wanted = answer.split("\n")
+    lines = [match for match in re.finditer(r"[^\n]+", text) if ":" in match[0]][: len(wanted)]
+    return [
+        (line.start() + line[0].rindex(":") + 1, line.end(), line[0].rpartition(":")[2].strip() == right)
+        for line, right in zip(lines, wanted, strict=False)
+    ]
+
+
+def reward(
+    completions: Sequence[Completion],
+    answer: Sequence[str],
+    log_extra: Callable[[str, list[Any]], object] = lambda name, values: None,
+    **columns: Any,
+) -> list[float]:
+    """The share of fields that are right in their place; the signature of a TRL reward.
+
+    Logs which fields are right as ``step_scores``, which ``FieldTruth`` alone reads.
+
+    >>> reward(["a: 1\\nb: 3", "", "a: 1\\nb: 2\\nc: 9"], answer=["1\\n2"] * 3)
+    [0.5, 0.0, 1.0]
+    """
+    found = [fields(*pair) for pair in zip(final_texts(completions, columns), answer, strict=True)]
+    log_extra("step_scores", [[[begin, end, float(right)] for begin, end, right in each] for each in found])
+    return [
+        sum(right for _, _, right in each) / len(wanted.split("\n"))
+        for each, wanted in zip(found, answer, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldTruth:
+    """Perfect credit by field: right fields take the praise of a completion, wrong ones its blame.
+
+    A completion without such a field keeps its GRPO advantage.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 3, dtype=torch.bool),
+    ...     step_id=torch.tensor([[0, 0, 1]]), step_score=torch.tensor([[1.0, 1.0, 0.0]]),
+    ... )
+    >>> FieldTruth()(torch.tensor([-1.0]), signals).advantage
+    tensor([[-0., -0., -3.]])
+    """
+
+    name: ClassVar[str] = "field_truth"
+    source: ClassVar[str] = "control (ours)"
+    needs: ClassVar[tuple[Any, ...]] = (StepId("spans"), StepScore("spans"))
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        right = signals.get("step_score") > 0.5
+        inside = signals.get("step_id") >= 0
+        counts = (right == (advantage_B > 0)[:, None]) & inside & signals.mask
+        counts = torch.where(counts.any(-1, keepdim=True), counts, signals.mask).to(advantage_B.dtype)
+        weight = counts / masked_mean(counts, signals.mask).clamp(min=1e-6)
+        return Credit.from_weights(advantage_B, weight, masked_rank(signals.mask))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowLogprob:
+    """Placebo without a teacher: a constant extra weight on the fifth of tokens with the lowest log-probability.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 5, dtype=torch.bool), student_logprob=torch.tensor([[-0.1, -3.0, -0.2, -0.1, 0.0]])
+    ... )
+    >>> LowLogprob()(torch.tensor([1.8]), signals).advantage
+    tensor([[1., 5., 1., 1., 1.]])
+    """
+
+    name: ClassVar[str] = "low_logprob"
+    source: ClassVar[str] = "placebo (ours)"
+    needs: ClassVar[tuple[str, ...]] = ("student_logprob",)
+
+    share: float = 0.2
+    """Of a completion's tokens."""
+    extra: float = 4.0
+    """Added to the weight 1, before the weights are scaled to mean 1."""
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        mask = signals.mask
+        order = (
+            torch.where(mask, signals.get("student_logprob"), torch.inf)
+            .argsort(dim=-1, stable=True)
+            .argsort(-1)
+        )
+        low = order < (self.share * mask.sum(-1, keepdim=True)).round()
+        weight = 1 + self.extra * low.to(advantage_B.dtype)
+        return Credit.from_weights(
+            advantage_B, weight / masked_mean(weight, mask).clamp(min=1), masked_rank(mask)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExcessSurprisal:
+    """In failures, blame where the teacher is more surprised by the token than it expects; in successes, GEAR.
+
+    The excess is max(0, -log q(y) - H_q), in nats: it sees which token was drawn, as KL(p || q) does not.
+
+    >>> signals = TokenSignals(
+    ...     mask=torch.ones(1, 2, dtype=torch.bool), student_logprob=torch.tensor([[-0.1, -3.0]]),
+    ...     teacher_logprob=torch.tensor([[-0.1, -4.5]]), teacher_entropy=torch.tensor([[0.1, 0.5]]),
+    ...     student_entropy=torch.tensor([[0.1, 0.5]]), divergence=torch.tensor([[0.0, 0.1]]),
+    ... )
+    >>> ExcessSurprisal()(torch.tensor([-1.0]), signals).advantage.round(decimals=2)
+    tensor([[-0.1100, -1.8900]])
+    """
+
+    name: ClassVar[str] = "excess_surprisal"
+    source: ClassVar[str] = "ours"
+
+    strength: float = 4.0
+    """Weight added for each nat, up to ``most_nats``."""
+    most_nats: float = 4.0
+    of: Gear = Gear()
+    """The credit of successes."""
+
+    @property
+    def needs(self) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys((*self.of.needs, "teacher_logprob", "teacher_entropy")))
+
+    @property
+    def engine_settings(self) -> Any:
+        """GEAR's."""
+        return self.of.engine_settings
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        excess = -signals.get("teacher_logprob") - signals.get("teacher_entropy")
+        weight = 1 + self.strength * excess.clamp(0, self.most_nats)
+        weight = weight / masked_mean(weight, signals.mask).clamp(min=1)
+        blame = Credit.from_weights(advantage_B, weight, masked_rank(signals.mask))
+        advantage = torch.where(
+            (advantage_B < 0)[:, None], blame.advantage, self.of(advantage_B, signals).advantage
+        )
+        return Credit(advantage=advantage, segment_id=blame.segment_id)
+
+
+def write_rows(folder: Path, filler: int = 0) -> None:
+    """``warm.jsonl``, ``train.jsonl`` and ``test.jsonl`` in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, num in {"warm": 512, "train": 512, "test": 192}.items():
+        lines = (json.dumps(row) + "\n" for row in rows(part, num, filler))
+        (folder / f"{part}.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -1,0 +1,230 @@
+"""``forms`` on a GPU in minutes: a warm-up, the gate, then the rows, a process for each core.
+
+    python -m benchmarks.gpu.forms warm RUNS --model smollm2
+    python -m benchmarks.gpu.forms gate RUNS --jobs 16
+    python -m benchmarks.gpu.forms rows RUNS --jobs 16 --rates 2e-4,4e-4 --seconds 480
+
+The gate, fixed before any run: three seeds at three rates; the task counts only if the interval of the lead of
+perfect credit over GRPO, each at its best rate, lies above 0. Rows then run at two rates. Nothing is tuned on
+other seeds, so a table shows both rates.
+
+Runs that are finished in the folder are not repeated; ``cells.jsonl`` has a line for each. ``--steps``,
+``--rollouts`` and ``--n`` cut the sizes down, to try it on a CPU.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false, reportUnknownLambdaType=false
+
+import argparse
+import json
+import math
+import os
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import forms
+from gear_rl.engines.models import load_causal_lm, load_tokenizer
+from gear_rl.lab.own import plan_of_run
+from gear_rl.lab.statistics import mean_interval
+from gear_rl.lab.training import Spec, run_cells
+from gear_rl.runs.config import RunConfig
+from gear_rl.runs.models import resolve_model
+
+GATE = ("truth=benchmarks.forms:FieldTruth",)
+GATE_RATES = (2e-4, 4e-4, 8e-4)
+ROWS = (
+    "gear", "tokens=gear:tokens", "plain=gear:plain", "rlsd", "shuffled",
+    "low_logprob=benchmarks.forms:LowLogprob",
+    "neg_only=gear:sign_mode=neg_only", "sft", "excess=benchmarks.forms:ExcessSurprisal", "random_onsets", "opsd",
+    "sft_then_grpo=uniform:sft=0.5", "sft_then_gear=gear:sft=0.5", "more=uniform:rollouts=40",
+)  # fmt: skip
+CONTEXTS = (
+    "quarter_false=gear:privileged_column=quarter_false", "sentences=gear:privileged_column=sentences",
+    "sibling=gear:privileged_sources=[sibling]", "sft_quarter_false=sft:privileged_column=quarter_false",
+    "sft_sentences=sft:privileged_column=sentences",
+)  # fmt: skip
+"""What the teacher is shown, and what is imitated, in place of the solution."""
+
+
+def main() -> None:
+    """Run one of the parts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=("warm", "gate", "rows", "contexts", "more"))
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--rates", default="")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--methods", default="", help="in place of the part's own, with spaces between them")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--warm-steps", type=int, default=64)
+    parser.add_argument("--rollouts", type=int, default=32)
+    parser.add_argument("--n", type=int, default=192, help="held-out prompts")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="runs that are not done by then are left"
+    )
+    given = parser.parse_args()
+    forms.write_rows(given.runs)
+    if given.part == "warm":
+        warm_up(given.runs, given.model, given.warm_steps)
+        return
+    if given.seconds < math.inf:  # the finished ones are in the folder
+        timer = threading.Timer(given.seconds, lambda: (collect_cells(given.runs), os._exit(0)))
+        timer.daemon = True
+        timer.start()
+    rates = [float(rate) for rate in given.rates.split(",") if rate] or list(GATE_RATES)
+    methods = given.methods.split() or {"gate": GATE, "rows": ROWS, "contexts": CONTEXTS}[given.part]
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    specs = specs_of(given, methods, seeds, rates)
+    begin = time.perf_counter()
+
+    def each(cell: dict[str, Any]) -> None:
+        result = cell["error"] or f"{cell['accuracy_before']:.3f} -> {cell['accuracy_after']:.3f}"
+        at = f"{time.perf_counter() - begin:.0f} s: {cell['method']} {cell['rate']:g} seed {cell['seed']}"
+        print(f"{at}: {result}  ({cell['seconds']:.0f} s)", flush=True)
+
+    run_cells(specs, given.runs / "cells", jobs=given.jobs, each=each)
+    collect_cells(given.runs)
+    if given.part == "gate":
+        print(gate_of(given.runs / "cells.jsonl"))
+
+
+def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Sequence[float]) -> list[Spec]:
+    """The runs of all methods, seed by seed and rate by rate; GRPO is among them."""
+    cuda, accumulated = torch.cuda.is_available(), 2
+    run = RunConfig(
+        model=str(given.runs / "merged"),
+        dataset=str(given.runs / "train.jsonl"),
+        eval_dataset=str(given.runs / "test.jsonl"),
+        reward="benchmarks.forms:reward",
+        lora={"r": 32, "lora_alpha": 64, "target_modules": ["q_proj", "v_proj"]},
+        trainer={
+            "gradient_checkpointing": False,
+            "bf16": False,
+            "model_init_kwargs": {"dtype": "bfloat16"} if cuda else {},
+            "lr_scheduler_type": "constant",
+            "per_device_train_batch_size": given.rollouts // accumulated,
+            "gradient_accumulation_steps": accumulated,
+            "num_generations": 8,
+            "max_completion_length": 176,
+            "per_device_eval_batch_size": given.n,
+            "privileged_column": "solution",
+            "max_steps": given.steps,
+        },
+    )
+    plan = plan_of_run(
+        run, methods, seeds=1 + max(seeds), steps=given.steps, rates=1, n_eval=given.n, samples=1
+    )
+    return [
+        replace(spec, between=False)
+        for rate in rates
+        for spec in plan.reported(dict.fromkeys(plan.methods, rate))
+        if spec.seed in seeds
+    ]
+
+
+def collect_cells(runs: Path) -> None:
+    """``cells.jsonl``: a line for each run, sorted by its file's name."""
+    kept = (
+        "method",
+        "credit",
+        "rate",
+        "seed",
+        "steps",
+        "error",
+        "accuracy_before",
+        "accuracy_after",
+        "curves",
+    )
+    kept += ("success_after", "fallbacks", "seconds", "versions")
+    lines = list[str]()
+    for path in sorted((runs / "cells").glob("*.json")):
+        cell = json.loads(path.read_text(encoding="utf-8"))
+        if "method" in cell:
+            rollouts = {"rollouts": cell["spec"]["rollouts"], "engine": cell["spec"]["engine"]}
+            lines.append(json.dumps({name: cell.get(name) for name in kept} | rollouts) + "\n")
+    (runs / "cells.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def gate_of(cells: Path) -> str:
+    """The lead of perfect credit over GRPO, each at its best rate: the mean and its 95% interval over seeds."""
+    ends: dict[str, dict[float, dict[int, float]]] = {}
+    for line in cells.read_text(encoding="utf-8").splitlines():
+        cell = json.loads(line)
+        if cell["error"] is None:
+            by_rate = ends.setdefault(cell["method"], {})
+            by_rate.setdefault(cell["rate"], {})[cell["seed"]] = cell["accuracy_after"]
+    text, chosen = list[str](), dict[str, dict[int, float]]()
+    for method, rates in ends.items():
+        for rate, seeds in sorted(rates.items()):
+            text.append(f"{method} {rate:g}: {statistics.fmean(seeds.values()):.3f} {[*seeds.values()]}")
+        chosen[method] = max(rates.values(), key=lambda seeds: statistics.fmean(seeds.values()))
+    shared = sorted({*chosen["truth"]} & {*chosen["uniform"]})
+    lead = [chosen["truth"][seed] - chosen["uniform"][seed] for seed in shared]
+    return "\n".join([*text, f"lead {statistics.fmean(lead):+.3f}, interval {mean_interval(lead)}"])
+
+
+def warm_up(runs: Path, model: str, steps: int) -> None:
+    """Fine-tune on forms of other items, save the merged model and print the share that it has right.
+
+    Half of the demonstrations have the solution in the prompt, so that the teacher goes on reading it.
+    """
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import set_seed
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    from examples.sft_warmup import demonstrations
+
+    cuda = torch.cuda.is_available()
+    folder = resolve_model(model)
+    rows, asked = forms.rows("warm", 512), forms.rows("train", 64)
+    for row in (*rows, *asked):
+        row["prompt"] = [{"role": "user", "content": row["prompt"]}]
+    set_seed(0)
+    tokenizer = load_tokenizer(folder)
+    trainer: Any = SFTTrainer(
+        model=load_causal_lm(folder, {"dtype": "bfloat16"} if cuda else {}),
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list(demonstrations(rows, "solution", 0.5)),
+        peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"),
+        args=SFTConfig(
+            output_dir=str(runs / "warm"), seed=0, max_steps=steps, per_device_train_batch_size=8,
+            learning_rate=8e-4, warmup_steps=4, lr_scheduler_type="constant_with_warmup", bf16=False,
+            use_cpu=not cuda, gradient_checkpointing=False, completion_only_loss=True, logging_steps=4,
+            save_strategy="no", report_to="none", disable_tqdm=True,
+        ),
+    )  # fmt: skip
+    trainer.train()
+    print(f"share right, sampled on training items: {sampled_share(trainer.model, tokenizer, asked):.3f}")
+    trainer.model.merge_and_unload().save_pretrained(runs / "merged")
+    tokenizer.save_pretrained(runs / "merged")
+
+
+@torch.no_grad()
+def sampled_share(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> float:
+    """The share of fields that one sampled answer to each row has right."""
+    texts = [
+        tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        for row in rows
+    ]
+    inputs = tokenizer(
+        texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False
+    )
+    model.eval()
+    out = model.generate(**inputs.to(model.device), max_new_tokens=176, do_sample=True, top_k=0)
+    model.train()
+    answers = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return statistics.fmean(forms.reward(answers, [row["answer"] for row in rows]))
+
+
+if __name__ == "__main__":
+    main()
