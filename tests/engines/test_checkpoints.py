@@ -20,7 +20,7 @@ from gear_rl.engines.trl.checkpoints import (
     MANIFEST,
     BrokenCheckpointError,
     Checkpoints,
-    checked,
+    check_checkpoint,
     differences,
     fingerprint,
     newest_whole,
@@ -51,7 +51,7 @@ def test_a_missing_or_cut_file_is_found_and_the_one_before_is_taken(tmp_path, ca
     if cut:
         (newest / name).write_bytes(content[:-2])
     with pytest.raises(BrokenCheckpointError, match=re.escape(name)):
-        checked(newest)
+        check_checkpoint(newest)
     with caplog.at_level(logging.WARNING):
         path, manifest = newest_whole(tmp_path, "mine")
     assert path == before and manifest.configuration == {"seed": 2, "rate": 1e-3}

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from pydantic import ValidationError
 
 from gear_rl.files import replace_file
-from gear_rl.lab.cells import RUNS, Cell, Frozen, Outcome, plain
+from gear_rl.lab.cells import RUNS, Cell, Frozen, Outcome, plain_fields
 from gear_rl.lab.plots import drawings, inline_svg, write_png
 from gear_rl.lab.verdict import Comparison, compare
 
@@ -50,7 +50,7 @@ def write_runs(findings: Findings, path: Path) -> None:
     c, about = findings.comparison, {name: getattr(findings, name) for name in _About.model_fields}
     assert c is not None
     lines = [_Head(**about, baseline=c.baseline, ceiling=c.ceiling, outcome=c.outcome), *c.cells]
-    text = "".join(json.dumps(plain(line), separators=(",", ":")) + "\n" for line in lines)
+    text = "".join(json.dumps(plain_fields(line), separators=(",", ":")) + "\n" for line in lines)
     replace_file(path, text.encode())
 
 
@@ -96,7 +96,7 @@ def save_report(findings: Findings, out: Path) -> None:
         loader=PackageLoader("gear_rl.lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    filters: tuple[Any, ...] = (_number, _signed, _span, _p, _percent, _plural)
+    filters: tuple[Any, ...] = (_number, _signed_number, _span, _p_value, _percent, _plural)
     pages.filters.update({one.__name__.removeprefix("_"): one for one in filters})
     drawn = [
         {"label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
@@ -118,7 +118,7 @@ def _number(value: float | None, digits: int = 3) -> str:
     return text.removeprefix("-") if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
-def _signed(value: float | None) -> str:
+def _signed_number(value: float | None) -> str:
     text = _number(value)
     return f"+{text}" if value is not None and value > 0 and float(text) > 0 else text
 
@@ -127,7 +127,7 @@ def _span(interval: Sequence[float] | None, digits: int = 3) -> str:
     return _number(None) if interval is None else " to ".join(_number(end, digits) for end in interval)
 
 
-def _p(value: float | None) -> str:
+def _p_value(value: float | None) -> str:
     return "< 0.001" if value is not None and value < 0.001 else _number(value)
 
 

@@ -70,7 +70,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise BrokenCheckpointError(f"its {MANIFEST} is not what this version writes") from None
 
 
-def checked(folder: Path) -> Manifest:
+def check_checkpoint(folder: Path) -> Manifest:
     """The manifest of a whole checkpoint; ``BrokenCheckpointError`` with the first thing that is wrong."""
     manifest = read_manifest(folder)
     if not manifest.resumable:
@@ -90,7 +90,7 @@ def newest_whole(folder: Path, run: str | None) -> tuple[Path, Manifest]:
         try:
             if run is not None and read_manifest(path).run != run:
                 raise BrokenCheckpointError("it is of another run")
-            return path, checked(path)
+            return path, check_checkpoint(path)
         except BrokenCheckpointError as broken:
             passed.append(f"{path.name}: {broken}")
             logger.warning("resume_from_checkpoint: %s is passed over: %s", path, broken)
@@ -171,7 +171,7 @@ def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, 
     return ", ".join(words[n] for n in names if n not in harmless), ", ".join(words[n] for n in harmless)
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """For JSON: sets in order, anything else by its ``repr`` without addresses."""
     if isinstance(value, set | frozenset):
         return sorted(map(str, cast(set[Any], value)))
@@ -219,7 +219,7 @@ class Checkpoints:
             changed = self._changed(path, manifest, configuration)
             return self.folder.begin(None if changed else manifest.run), str(path), not changed
 
-        configuration = json.loads(json.dumps(configuration, sort_keys=True, default=_plain))
+        configuration = json.loads(json.dumps(configuration, sort_keys=True, default=_plain_value))
         self.configuration = configuration
         self.run, self.last, self.same = self._on_main(choose)
         return self.last
@@ -245,7 +245,7 @@ class Checkpoints:
             return newest_whole(folder.path, folder.run)
         path = Path(str(resume))
         try:
-            manifest = checked(path)
+            manifest = check_checkpoint(path)
         except BrokenCheckpointError as broken:
             raise ValueError(
                 f"resume_from_checkpoint: {resume} is no whole checkpoint: {broken}; name another, or take latest"

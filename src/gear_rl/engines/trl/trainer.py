@@ -28,7 +28,7 @@ from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
 from gear_rl.engines.trl.old_pass import OldPass, shares_old_pass
 from gear_rl.engines.trl.rollouts import check_functions
 from gear_rl.method_builder import build_method
-from gear_rl.model.forwards import head_layer, padding_moves_positions, unwrapped
+from gear_rl.model.forwards import head_layer, padding_moves_positions, unwrap_model
 from gear_rl.model.teacher import begins_as_nothing
 from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.table import needs_context, needs_passes, needs_student
@@ -151,7 +151,7 @@ class GEARTrainer(DurableTrainer):
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **options: Any) -> Any:
         call = super()._get_per_token_logps_and_entropies
-        if self.old_pass is None or unwrapped(model) is not unwrapped(self.model):
+        if self.old_pass is None or unwrap_model(model) is not unwrap_model(self.model):
             return call(model, *args, **options)
         return self.old_pass.run(call, model, *args, **options)
 
