@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks.results import Cells
 from benchmarks.tables import lines_of
 from gear_rl.cli.compare import run_plan_with_bar
-from gear_rl.lab.compare import compared, plan_of
+from gear_rl.lab.compare import findings_of, plan_of
 from gear_rl.view.picture import figure_style, write_figure
 
 METHODS = "gear,shuffled,random_onsets,rlsd,oar_g,entropy_forks"
@@ -55,7 +55,7 @@ def curves(
         plan = plan_of(methods, seeds=seeds, task=TASK, tier=tier, **budget)
         cells = folder / place / "cells"
         ran, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
-        findings = compared(plan, ran, tuned, command=command)
+        findings = findings_of(plan, ran, tuned, command=command)
         one = findings.comparison.model_dump(mode="json", exclude={"cells"})
         decisions = next(number for number, name in DECISIONS.items() if name == tier)
         point = {"decisions": decisions, "rollouts": rollouts, "use": findings.settings["use"]}

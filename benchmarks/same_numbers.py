@@ -6,7 +6,7 @@
 
 Every run is a command of the package (``gear demo``, ``gear train``), so the script depends on no module of it
 and is the same file for both versions. A fingerprint is taken of the logged metrics, the recorded credit of every
-token, the demo's summary and the final weights; clocks and versions are left out. Both files must come from one
+token and the final weights; clocks and versions are left out. Both files must come from one
 machine: the last bits of a float depend on the processor. Uses the ``gear_rl`` that the interpreter finds (set
 PYTHONPATH to choose). Takes about 40 minutes on one core; a word behind the file chooses runs by name.
 """
@@ -103,8 +103,6 @@ def fingerprints(folder: Path) -> dict[str, str]:
     for path in sorted(folder.rglob("*")):
         if path.name == "trainer_state.json":
             digests["metrics"] = digest_of(json.loads(path.read_text())["log_history"])
-        elif path.name == "summary.json":
-            digests["summary"] = digest_of(json.loads(path.read_text()))
         elif path.name == "records.jsonl":
             digests["records"] = digest(path.read_bytes())
         elif path.suffix == ".safetensors" and "checkpoint-3" in path.parts:

@@ -12,7 +12,7 @@ import gear_rl.methods
 from gear_rl.methods import METHODS, Shuffled, Uniform
 from gear_rl.signals.signal import names_of
 from gear_rl.signals.table import SIGNALS
-from gear_rl.traits import distillation_of, is_additive, is_even, is_whole_batch
+from gear_rl.traits import distillation_of, is_additive, is_even, is_whole_batch, with_state
 from gear_rl.types import CreditAssigner, TokenSignals, is_per_row
 
 REWEIGHTING = [name for name, cls in METHODS.items() if not is_additive(cls())]
@@ -189,7 +189,9 @@ def test_reads_only_what_it_needs_and_says_which_signal_is_missing(method):
     needed = names_of(method.needs)
     bare = TokenSignals(mask=signals.mask, values={name: signals.get(name) for name in needed})
     assert torch.equal(method(advantage_B, bare).advantage, method(advantage_B, signals).advantage)
-    for name in set(needed) - {getattr(method, "gate", "")}:  # the engine reads that one
+    followed = set()
+    with_state(method, {}, followed.add)
+    for name in set(needed) - followed:
         with pytest.raises(ValueError, match=repr(name)):
             method(advantage_B, dataclasses.replace(signals, **{name: None}))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import gear_rl
+from tools.structure import bare_functions
 
 ROOT = Path(gear_rl.__file__).parent
 GROUND = {"types", "traits", "tensor", "errors", "files", "environments", "records", "health", "versions"}
@@ -120,6 +121,12 @@ def test_only_one_file_shifts_by_one():
     for path in FILES:
         if package_of(path) not in ("tensor", "credit"):
             assert "[:, :-1]" not in path.read_text(encoding="utf-8"), path.relative_to(ROOT)
+
+
+def test_the_name_of_a_function_has_a_noun():
+    """`take_settings`, not `taken`; a method's noun is its object."""
+    bare = {str(path.relative_to(ROOT)): bare_functions(ast.parse(path.read_text("utf-8"))) for path in FILES}
+    assert not any(bare.values()), {file: names for file, names in bare.items() if names}
 
 
 def test_the_citation_names_this_release():

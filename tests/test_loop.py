@@ -55,10 +55,11 @@ def test_a_loop_of_ones_own_keeps_the_means_that_a_method_follows():
     rollouts = engine.rollouts([ROW], [ids], torch.ones(1))
     method = AntiSd(warmup_steps=1)
     first = token_advantages(rollouts, method, engine).credit.advantage
-    assert len(engine.means) == 1 and not torch.equal(first, torch.ones_like(first))
-    engine.means[0] *= 20  # the teacher was far less sure once
+    means = engine.state["gate"]
+    assert len(means) == 1 and not torch.equal(first, torch.ones_like(first))
+    means[0] *= 20  # the teacher was far less sure once
     second = token_advantages(rollouts, method, engine).credit.advantage
-    assert torch.equal(second, torch.ones_like(first)) and len(engine.means) == 2
+    assert torch.equal(second, torch.ones_like(first)) and len(means) == 2
 
 
 def test_a_result_has_the_signals_and_tells_which_completions_are_the_methods_own():
@@ -211,3 +212,16 @@ def test_scores_of_steps_and_tokens_that_were_not_sampled():
     logged = {"turn_rewards": [[1.0, 0.0], [0.0, 0.0]]}
     turns = credited(MtGrpo(), **group, sampled=sampled, logged=logged)
     assert (turns[:, 4:6] == 0).all() and turns[0, 0] != turns[0, -1]
+
+
+def test_signals_read_the_settings_and_the_contexts_of_the_run():
+    needs = ("success_B", "answer_region", "answer_confidence")
+    config = CreditConfig(success_reward=0.5, answer_pattern="= 17")
+    rows = [ROW, {"prompt": PROMPT, "solution": "12 +5"}]
+    result, engine = resulting(Probe(needs=needs), config, rows=rows, group=[0, 0], rewards=[0.5, 0.4])
+    signals = result.signals
+    assert signals.success_B.tolist() == [1.0, 0.0]
+    ids = torch.tensor(engine.tokenizer(TEXTS[0])["input_ids"])
+    assert engine.tokenizer.decode(ids[signals.answer_region[0] == 1]).endswith("+5 = 17")
+    confidence = signals.answer_confidence
+    assert 0 < confidence[0, 0] < 1 and confidence[0, 0] != confidence[1, 0] > 0

@@ -31,7 +31,7 @@ import torch
 
 from benchmarks import forms
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
-from gear_rl.lab.cells import Cell, plain
+from gear_rl.lab.cells import Cell, plain_fields
 from gear_rl.lab.own import plan_of_run
 from gear_rl.lab.statistics import mean_interval
 from gear_rl.lab.training import Spec, read_cells, run_cells
@@ -88,14 +88,14 @@ def main() -> None:
 
     def each(cell: Cell) -> None:
         ends = cell.ends("reward")
-        result = f"{ends[0]:.3f} -> {ends[1]:.3f}" if ends else cell.error
+        result = cell.error if ends is None else f"{ends[0]:.3f} -> {ends[1]:.3f}"
         at = f"{time.perf_counter() - begin:.0f} s: {cell.method} {cell.rate:g} seed {cell.seed}"
         print(f"{at}: {result}  ({cell.seconds:.0f} s)", flush=True)
 
     run_cells(specs, given.runs / "cells", jobs=given.jobs, each=each)
-    collect_cells(given.runs)
+    cells = collect_cells(given.runs)
     if given.part == "gate":
-        print(gate_of(given.runs / "cells.jsonl"))
+        print(gate_of(cells))
 
 
 def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Sequence[float]) -> list[Spec]:
@@ -132,26 +132,29 @@ def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Se
     ]
 
 
-def collect_cells(runs: Path) -> None:
-    """``cells.jsonl``: a line for each run, sorted by its file's name."""
-    lines = [json.dumps(plain(cell)) + "\n" for cell in read_cells(runs / "cells")]
+def collect_cells(runs: Path) -> list[Cell]:
+    """The finished runs, sorted by their file's name; ``cells.jsonl`` gets a line for each."""
+    done = [cell for cell in read_cells(runs / "cells") if cell.error is None]
+    lines = (json.dumps(plain_fields(cell)) + "\n" for cell in done)
     (runs / "cells.jsonl").write_text("".join(lines), encoding="utf-8")
+    return done
 
 
-def gate_of(cells: Path) -> str:
+def gate_of(cells: Sequence[Cell]) -> str:
     """The lead of perfect credit over GRPO, each at its best rate: the mean and its 95% interval over seeds."""
-    ends: dict[str, dict[float, dict[int, float]]] = {}
-    for line in cells.read_text(encoding="utf-8").splitlines():
-        cell = Cell.model_validate_json(line)
-        if (reached := cell.ends("reward")) and cell.rate is not None:
-            ends.setdefault(cell.method, {}).setdefault(cell.rate, {})[cell.seed] = reached[1]
-    text, chosen = list[str](), dict[str, dict[int, float]]()
-    for method, rates in ends.items():
-        for rate, seeds in sorted(rates.items()):
-            text.append(f"{method} {rate:g}: {statistics.fmean(seeds.values()):.3f} {[*seeds.values()]}")
-        chosen[method] = max(rates.values(), key=lambda seeds: statistics.fmean(seeds.values()))
-    shared = sorted({*chosen["truth"]} & {*chosen["uniform"]})
-    lead = [chosen["truth"][seed] - chosen["uniform"][seed] for seed in shared]
+    by_run: dict[tuple[str, float | None], dict[int, float]] = {}
+    for cell in cells:
+        ends = cell.ends("reward")
+        if ends is not None:
+            by_run.setdefault((cell.method, cell.rate), {})[cell.seed] = ends[1]
+    text, best = list[str](), dict[str, dict[int, float]]()
+    for (method, rate), seeds in sorted(by_run.items()):
+        mean = statistics.fmean(seeds.values())
+        text.append(f"{method} {rate:g}: {mean:.3f} {[*seeds.values()]}")
+        if method not in best or mean > statistics.fmean(best[method].values()):
+            best[method] = seeds
+    shared = sorted({*best["truth"]} & {*best["uniform"]})
+    lead = [best["truth"][seed] - best["uniform"][seed] for seed in shared]
     return "\n".join([*text, f"lead {statistics.fmean(lead):+.3f}, interval {mean_interval(lead)}"])
 
 

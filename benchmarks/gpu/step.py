@@ -30,10 +30,14 @@ from benchmarks.step import bench_step
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.trainer import make_trainer
 
-QWEN3_1_7B = {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "vocab_size": 151936}
-QWEN3_1_7B |= {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
-SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 49152}
-SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+QWEN3_1_7B: dict[str, Any] = {
+    "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "vocab_size": 151936,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+}  # fmt: skip
+SMALL: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 49152,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+}  # fmt: skip
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -47,7 +51,8 @@ def main(out: Path, tokenizer: str, small: bool) -> None:
     shape, tokens, batch = (SMALL, 32, 2) if small else (QWEN3_1_7B, 1024, 8)
     model, rollouts = out / "model", 8 * batch
     torch.manual_seed(0)
-    weights: Any = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True)).to(torch.bfloat16)
+    weights: Any = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True))
+    weights = weights.to(torch.bfloat16)
     weights.save_pretrained(model)
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(model)
     question = "Find the sum of all whole numbers below one hundred that seven divides. " * (

@@ -59,7 +59,7 @@ class Engine(Protocol):
     in the same order on every process. One process is enough for methods that need no signal:
 
     >>> class Alone(OneProcess):
-    ...     tokenizer, max_positions, record_sink, means = None, None, None, []
+    ...     tokenizer, max_positions, record_sink, state = None, None, None, {}
     ...     def render(self, prompts, chat_template_kwargs):
     ...         return []
     ...     def forward(self, request):
@@ -85,11 +85,8 @@ class Engine(Protocol):
     def world_size(self) -> int: ...
 
     @property
-    def means(self) -> list[float]:
-        """Of each batch so far, the mean of the signal that a method follows (``traits.Gated``).
-
-        The credit step appends to it. It is part of a checkpoint.
-        """
+    def state(self) -> dict[str, Any]:
+        """What the method remembers (``traits.Stateful``): empty at first, and part of a checkpoint."""
         ...
 
     def render(

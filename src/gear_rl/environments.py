@@ -33,7 +33,7 @@ def value_of(environment: object, name: str) -> Any:
     >>> value_of(Env(), TURN_REWARDS), value_of(Env(), ANCHOR_STATES)
     ([1.0, 0.0], None)
     """
-    method = _declared(type(environment), name)
+    method = _declared_method(type(environment), name)
     bound = None if method is None else method.__get__(environment, type(environment))
     return bound() if callable(bound) else None
 
@@ -47,10 +47,10 @@ def has_privileged_context(cls: type) -> bool:
     >>> has_privileged_context(Env), has_privileged_context(int)
     (True, False)
     """
-    return _declared(cls, PRIVILEGED_CONTEXT) is not None
+    return _declared_method(cls, PRIVILEGED_CONTEXT) is not None
 
 
-def _declared(cls: type, name: str) -> Any:
+def _declared_method(cls: type, name: str) -> Any:
     found = (parent.__dict__.get(name) for parent in cls.__mro__)
     return next((method for method in found if hasattr(method, "__get__")), None)
 

@@ -58,10 +58,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"choose from {', '.join(known[:12])}{rest}"
 
 
-def raised(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The message of an error in the user's code, and its deepest line that is in no library.
 
-    >>> raised(ValueError("no answer\\nmore"))
+    >>> error_text(ValueError("no answer\\nmore"))
     'ValueError: no answer'
     """
     words = type(error).__name__ + "".join(f": {line}" for line in str(error).splitlines()[:1])

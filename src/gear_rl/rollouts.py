@@ -162,12 +162,6 @@ class RolloutBatch:
     trained: Bool[Tensor, "B T"] | None = None
     """False on the tokens that the engine's loss leaves out, though they were sampled: they belong to their turn
     and have signals as every other, but no advantage. None where the loss leaves out none of the mask."""
-    contexts: Sequence[str | None] = ()
-    """The privileged contexts as text, once the credit step has found them; as are the next two its settings."""
-    success_reward: float = 1.0
-    """From which reward a rollout counts as a success."""
-    answer_pattern: str | None = None
-    """What a completion's answer looks like: ``signals.answers``."""
 
     def __post_init__(self) -> None:
         count = len(self.completions.mask)

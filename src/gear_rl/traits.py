@@ -3,9 +3,9 @@
 An engine reads a trait through these functions and never compares names.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from gear_rl.settings import Count, NotNegative, Positive, Share, settings_class
 from gear_rl.types import CreditAssigner
@@ -25,20 +25,26 @@ class Scheduled(Protocol):
         ...
 
 
+MeanOf = Callable[[str], float | None]
+"""The mean of a signal that the method needs, over the scored tokens of all processes; None without any."""
+
+
 @runtime_checkable
-class Gated(Protocol):
-    """A method that follows a signal over the run: the engine keeps its mean over each batch.
+class Stateful(Protocol):
+    """A method that remembers something from batch to batch, in a mapping that the engine keeps and saves.
 
     >>> from gear_rl.methods import AntiSd
-    >>> isinstance(AntiSd(), Gated), AntiSd(warmup_steps=1).after([2.0, 1.9]).strength
-    (True, 1.0)
+    >>> state, method = {}, AntiSd(warmup_steps=1)
+    >>> isinstance(method, Stateful), method.with_state(state, lambda name: 2.0).strength, state
+    (True, 1.0, {'gate': [2.0]})
     """
 
-    gate: ClassVar[str]
-    """The signal, one of ``needs``."""
+    def with_state(self, state: dict[str, Any], mean_of: MeanOf) -> CreditAssigner:
+        """The method for a batch; changes ``state``, which is empty at first and is saved as JSON.
 
-    def after(self, means: Sequence[float]) -> CreditAssigner:
-        """The method for a batch, from the mean over the scored tokens of each batch so far, its own last."""
+        Every process calls it, and ``mean_of`` equally often. The last number of each list is logged as
+        ``gear/NAME``.
+        """
         ...
 
 
@@ -126,14 +132,9 @@ def at_step(method: CreditAssigner, step: int) -> CreditAssigner:
     return method.at_step(step) if isinstance(method, Scheduled) else method
 
 
-def gate_of(method: CreditAssigner) -> str:
-    """The signal that a ``Gated`` method follows; empty for none."""
-    return getattr(method, "gate", "")
-
-
-def after(method: CreditAssigner, means: Sequence[float]) -> CreditAssigner:
-    """The method after batches with these means of its signal; itself if it follows none."""
-    return cast(Gated, method).after(means) if gate_of(method) else method
+def with_state(method: CreditAssigner, state: dict[str, Any], mean_of: MeanOf) -> CreditAssigner:
+    """The method for a batch; itself if it remembers nothing."""
+    return method.with_state(state, mean_of) if isinstance(method, Stateful) else method
 
 
 def distillation_of(method: CreditAssigner) -> Distillation | None:

@@ -83,16 +83,16 @@ class TokenSignals:
         ValueError: signal 'divergence' was not computed; list it in `needs`, or give TokenSignals(divergence=...)
         """
         if name not in self.values:
-            raise ValueError(_absent(name))
+            raise ValueError(_absent_message(name))
         return self.values[name]
 
     def __getattr__(self, name: str) -> Tensor:
         if name.startswith("_") or name == "values" or name not in self.values:
-            raise AttributeError(_absent(name))
+            raise AttributeError(_absent_message(name))
         return self.values[name]
 
 
-def _absent(name: str) -> str:
+def _absent_message(name: str) -> str:
     return f"signal {name!r} was not computed; list it in `needs`, or give TokenSignals({name}=...)"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from gear_rl.errors import InputError, did_you_mean, raised
+from gear_rl.errors import InputError, did_you_mean, error_text
 
 
 def import_object(path: str, where: str) -> Any:
@@ -34,7 +34,7 @@ def import_object(path: str, where: str) -> Any:
             f"{where}: cannot import {module_name!r} ({error}); check the name and the folder"
         ) from None
     except Exception as error:
-        raise InputError(f"{where}: importing {module_name!r} fails: {raised(error)}") from error
+        raise InputError(f"{where}: importing {module_name!r} fails: {error_text(error)}") from error
     if not hasattr(module, attribute):
         public = [name for name in dir(module) if not name.startswith("_")]
         raise InputError(f"{where}: {module_name!r} has no {attribute!r}; {did_you_mean(attribute, public)}")

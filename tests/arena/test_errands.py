@@ -13,7 +13,7 @@ from gear_rl.arena.codes import CODES
 from gear_rl.arena.errands import TASK
 from gear_rl.arena.errands import problem as errands
 from gear_rl.arena.errands.env import ErrandsEnv
-from gear_rl.arena.errands.problem import ITEMS, RIGHT, Call, played
+from gear_rl.arena.errands.problem import ITEMS, RIGHT, Call, play_calls
 from gear_rl.arena.errands.truth import truth
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, EOS, answer_text, load, tokens
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_sent_is_refused_and_costs_nothing() -> None:
 
 
 def _tokens_of(*made: Call) -> list[int]:
-    return [*chain.from_iterable(tokens(TOKENIZER, played(made)))]
+    return [*chain.from_iterable(tokens(TOKENIZER, play_calls(made)))]
 
 
 def _facts(ids: list[int]) -> list[tuple[str, int, bool, str]]:

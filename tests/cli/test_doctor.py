@@ -24,7 +24,7 @@ def test_trl_in_the_environment_and_a_missing_verl_are_broken_with_their_fix():
 
 @pytest.mark.parametrize(("policy", "state"), [("other", "broken"), ("other, gear", "ok")])
 def test_a_policy_that_leaves_the_plugin_out_is_named(policy, state, monkeypatch):
-    monkeypatch.setattr(checks, "installed", lambda package: "0.9.1")
+    monkeypatch.setattr(checks, "installed_version", lambda package: "0.9.1")
     monkeypatch.setattr(doctor, "registration_fault", lambda: None)
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", policy)
     found = by_subject()["registration"]

@@ -16,7 +16,7 @@ import typer
 from cli.test_view import write
 from gear_rl.cli.app import app, export
 from gear_rl.cli.console import DEBUG, user_errors
-from gear_rl.data.objects import context_fault, guarded, reward_fault, rollouts_fault
+from gear_rl.data.objects import context_fault, guard_function, reward_fault, rollouts_fault
 from gear_rl.errors import InputError
 from support.commands import gear
 
@@ -126,7 +126,7 @@ def test_a_reward_of_the_wrong_kind_is_named(result, message):
     def reward(completions, **row):
         return result
 
-    checked = guarded(reward, "reward", "mine:reward", reward_fault)
+    checked = guard_function(reward, "reward", "mine:reward", reward_fault)
     if message is None:
         assert checked(prompts=[], completions=["a", "b"]) is result and checked.__name__ == "reward"
     else:
@@ -138,7 +138,7 @@ def test_an_exception_of_a_function_names_its_line():
     def hint(row, rollout):
         return row["hint"]
 
-    checked = guarded(hint, "privileged", "mine:hint", context_fault)
+    checked = guard_function(hint, "privileged", "mine:hint", context_fault)
     where = rf"{Path(__file__).name}, line {hint.__code__.co_firstlineno + 1}"
     with pytest.raises(InputError, match=rf"mine:hint raised KeyError: 'hint' \({where}\)"):
         checked({}, None)
@@ -158,7 +158,7 @@ async def later(completions, scores, **row):
 
 @pytest.mark.parametrize("reward", [Judge(), partial(Judge()), later], ids=["object", "partial", "async"])
 def test_rewards_that_are_no_plain_functions_are_guarded_too(reward):
-    checked = guarded(reward, "reward", "mine:judge", reward_fault)
+    checked = guard_function(reward, "reward", "mine:judge", reward_fault)
     assert inspect.iscoroutinefunction(checked) == inspect.iscoroutinefunction(reward) and checked.__name__
 
     def call(scores):

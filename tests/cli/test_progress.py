@@ -11,7 +11,7 @@ from gear_rl.cli.progress import ProgressLine
 
 def test_a_step_that_no_reward_function_judged_is_shown():
     out = io.StringIO()
-    line = ProgressLine(Console(file=out, width=200), with_health=True)
+    line = ProgressLine(Console(file=out, width=200))
     state = SimpleNamespace(global_step=1, max_steps=2, is_world_process_zero=True)
     line.on_log(
         None, state, None, {"reward": None, "frac_reward_zero_std": 1.0, "gear/teacher/informed": None}
@@ -21,7 +21,7 @@ def test_a_step_that_no_reward_function_judged_is_shown():
 
 def test_a_step_has_one_line_with_its_own_numbers():
     out = io.StringIO()
-    line = ProgressLine(Console(file=out, width=200), with_health=True)
+    line = ProgressLine(Console(file=out, width=200))
     state = SimpleNamespace(global_step=1, max_steps=2, is_world_process_zero=True)
     scored = {"gear/scored": 8.0, "gear/divergence/mean": 0.4, "gear/segments/token_share": 0.3}
     line.on_log(None, state, None, {"reward": 0.5, "frac_reward_zero_std": 0.0, **scored})
@@ -50,5 +50,8 @@ def test_an_evaluation_before_the_first_step_does_not_count_in_the_pace(monkeypa
         line.on_step_begin(None, state, None)
         now[0] += 10.0
         state.global_step += 1
-        line.on_log(None, state, None, {"reward": 0.5})
-    assert "train 6/20  reward 0.50  10.0 s a step, 0:02:20 left" in out.getvalue()
+        line.on_log(None, state, None, {"reward": 0.5, "frac_reward_zero_std": 0.0})
+    assert (
+        "step 6/20: reward 0.50, 100% of groups differ in reward, 10.0 s a step, 0:02:20 left"
+        in out.getvalue()
+    )

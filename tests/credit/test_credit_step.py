@@ -155,13 +155,14 @@ def test_a_users_signal_is_an_object_in_needs(tokenizer):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"teacher_prompt": "shout"}, "teacher_prompt: 'shout' is not one of render, splice"),
-        ({"teacher_context_message": "2"}, "teacher_context_message: '2' is not one of first, last"),
+        ({"teacher_prompt": "shout"}, "teacher_prompt: 'shout'; give render or splice"),
+        ({"teacher_context_message": "2"}, "teacher_context_message: '2'; give first or last, or None"),
         ({"teacher_prompt": "splice", "teacher_prompt_template": "x"}, "'x' lacks {privileged_context}"),
-        ({"credit_batch_size": 0}, "credit_batch_size: 0; give 1 or more"),
-        ({"teacher_update_rate": 1.5}, "teacher_update_rate: 1.5 is not a share; give 0 to 1"),
+        ({"credit_batch_size": 0}, "credit_batch_size: 0; give a whole number of 1 or more"),
+        ({"teacher_update_rate": 1.5}, "teacher_update_rate: 1.5; give a number from 0 to 1, or None"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_a_wrong_setting_is_named(settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         CreditConfig(**settings)
@@ -193,7 +194,9 @@ def test_prompt_context_and_completion_fit_into_the_models_positions(model, toke
     engine = PlainEngine(tokenizer, model)
 
     def longest(plan):
-        return int((plan.teachers[0].attention_BP.sum(-1) + rollouts.completions.attention.sum(-1)).max())
+        return int(
+            (plan.teacher.prompts[0].attention_BP.sum(-1) + rollouts.completions.attention.sum(-1)).max()
+        )
 
     whole = longest(prepare(rollouts, Gear(), engine, config))
     for places, fits in ((whole, True), (whole - 1, False)):
@@ -201,4 +204,4 @@ def test_prompt_context_and_completion_fit_into_the_models_positions(model, toke
         plan = prepare(rollouts, Gear(), engine, config)
         assert plan.fallback_B["long_context"].tolist() == [False, False, not fits, False]
         assert longest(plan) <= places
-        assert (plan.batch.contexts[2] is None, plan.sources[2] is None) == (not fits, not fits)
+        assert (plan.teacher.contexts[2] is None, plan.teacher.sources[2] is None) == (not fits, not fits)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from gear_rl.credit.metrics import BATCHES_TO_JUDGE, SegmentCheck, finished, measured, weights
+from gear_rl.credit.metrics import BATCHES_TO_JUDGE, SegmentCheck, metric_sums, step_metrics, weights
 from gear_rl.credit.plan import FALLBACKS
-from gear_rl.credit.siblings import finite_rows, without
+from gear_rl.credit.siblings import finite_rows, leave_out_rows
 from gear_rl.methods import FixedSpans, Gear, RandomOnsets, Rlsd, Uniform
 from gear_rl.signals.table import SIGNALS
 from gear_rl.types import Credit, TokenSignals, is_per_row
@@ -19,7 +19,7 @@ def test_credit_where_the_reward_has_none_is_measured_by_its_own_size():
     mask = torch.ones(2, 2, dtype=torch.bool)
     assert weights(credit, torch.zeros(2), mask).tolist() == [[1.5, -0.5], [1.0, 1.0]]
     none = dict.fromkeys(FALLBACKS, torch.zeros(2, dtype=torch.bool))
-    sums, largest = measured(credit, TokenSignals(mask=mask), torch.zeros(2), mask.any(-1), none)
+    sums, largest = metric_sums(credit, TokenSignals(mask=mask), torch.zeros(2), mask.any(-1), none)
     assert largest == 1.5 and sums["effective_tokens"].item() == pytest.approx(0.4 + 2)
 
 
@@ -35,8 +35,8 @@ def test_two_completions_by_hand():
     fallback_B = {name: torch.zeros(3, dtype=torch.bool) for name in FALLBACKS}
     fallback_B["non_finite"] = torch.tensor([False, False, True])  # the third is left out of every mean
 
-    sums, largest = measured(credit, signals, advantage_B, scored_B, fallback_B)
-    found = finished({name: value.item() for name, value in sums.items()}, largest.item(), seconds=0.25)
+    sums, largest = metric_sums(credit, signals, advantage_B, scored_B, fallback_B)
+    found = step_metrics({name: value.item() for name, value in sums.items()}, largest.item(), seconds=0.25)
     assert found == {
         "gear/fallback/no_context": 0.0,
         "gear/fallback/long_context": 0.0,
@@ -115,7 +115,7 @@ def test_a_row_is_finite_if_every_signal_is_where_it_counts(value):
 def test_without_a_row_the_others_have_no_such_sibling():
     signals, absent_B = every_signal(), torch.tensor([False, True, False, True])
     signals.divergence[1] = math.nan
-    found = without(signals, absent_B, alone=9)
+    found = leave_out_rows(signals, absent_B, alone=9)
     kept = [0, 2]
     for name in ("mask", "turn_id", *signals.values):
         assert torch.equal(getattr(found, name)[kept], getattr(signals, name)[kept])
@@ -124,5 +124,5 @@ def test_without_a_row_the_others_have_no_such_sibling():
     for name in ("turn_id", "answer_region", "anchor_id", "sentence_id", "line_id", "token_id"):
         assert (getattr(found, name)[absent_B] == -1).all(), name
     assert found.group_B.tolist() == [1, 9, 1, 9]
-    bare = without(TokenSignals(mask=signals.mask), absent_B, alone=9)
+    bare = leave_out_rows(TokenSignals(mask=signals.mask), absent_B, alone=9)
     assert bare.turn_id is None and not bare.values and bare.mask.any(-1).tolist() == [True, False] * 2

@@ -216,4 +216,4 @@ def test_contexts_and_contrasts_keep_their_places_over_processes(index, settings
         contexts(rank, lambda local, rank=rank: gathered[rank].append(local) or local * 2)
     calls = iter(zip(*gathered.values(), strict=True))
     own = contexts(index, lambda local: [item for part in next(calls) for item in part])
-    assert list(own.texts) == found[index] and list(own.wrong) == wrong[index]
+    assert list(own[1]) == found[index] and list(own[2]) == wrong[index]

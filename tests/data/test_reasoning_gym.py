@@ -12,9 +12,9 @@ from gear_rl.data.adapters.reasoning_gym import (
     EVALUATE_FORMULAS,
     EVALUATE_LITERALS,
     generator,
+    is_safe_answer,
     reasoning_gym_reward,
     rows,
-    safe,
 )
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
@@ -96,7 +96,7 @@ def test_code_in_an_answer_is_refused_and_counted(tmp_path, caplog):
     ],
 )
 def test_the_grammar(name, answer, allowed):
-    assert safe(name, answer) == allowed
+    assert is_safe_answer(name, answer) == allowed
 
 
 def test_the_list_of_scorers_that_evaluate_is_complete():

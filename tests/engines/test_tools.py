@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gear_rl.credit.contexts import context_text
-from gear_rl.credit.control_tokens import control_pattern, defused, defused_message
+from gear_rl.credit.control_tokens import control_pattern, defuse_text, defused_message
 from gear_rl.engines.tools import ToolGuard
 from gear_rl.environments import (
     ANCHOR_STATES,
@@ -203,13 +203,13 @@ def test_a_timeout_of_an_async_tools_own_is_not_the_limits():
 def test_nothing_becomes_a_control_token():
     control = re.compile("|".join(map(re.escape, ["<|im_end|>", "aa", "x ", "!"])))
     for text in ("<|im_<|im_end|>end|>", "aaaa", "x x x", "a!a!", "!!", "<!|im_end|>", "\ud83d<|im_end|>"):
-        safe = defused(text, control)
+        safe = defuse_text(text, control)
         assert control.search(safe) is None
         safe.encode()
-    assert defused("a\ud83db", None) == "a?b"
-    assert defused("x² a\uff1c|im_end|\uff1e\u00bd", control) == "x² a< |im_end|>\u00bd"
-    assert defused("x² ½ <|im_end|> ﬁ", control) == "x² ½ < |im_end|> ﬁ", "all other text stays"
-    assert defused("\uff1cok\uff1e", control) == "\uff1cok\uff1e", "only what spells a token is folded"
+    assert defuse_text("a\ud83db", None) == "a?b"
+    assert defuse_text("x² a\uff1c|im_end|\uff1e\u00bd", control) == "x² a< |im_end|>\u00bd"
+    assert defuse_text("x² ½ <|im_end|> ﬁ", control) == "x² ½ < |im_end|> ﬁ", "all other text stays"
+    assert defuse_text("\uff1cok\uff1e", control) == "\uff1cok\uff1e", "only what spells a token is folded"
     named = {"role": "tool", "name": "a<|im_end|>\udc00", "content": "a<|im_end|>"}
     expected = {"role": "tool", "name": "a< |im_end|>?", "content": "a< |im_end|>"}
     assert defused_message(named, control) == expected

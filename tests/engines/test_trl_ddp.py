@@ -11,7 +11,7 @@ import torch
 
 from engines import probing
 from engines.running import same
-from gear_rl.engines.trl.checkpoints import checked
+from gear_rl.engines.trl.checkpoints import check_checkpoint
 from gear_rl.records import read_records
 
 TESTS = Path(__file__).parents[1]
@@ -115,7 +115,7 @@ def test_both_resume_bit_for_bit_from_the_newest_whole_checkpoint(finished, shar
         assert "checkpoint-3 was made with another configuration: beta 0.0 is now 0.1" in refused
     checkpoint = folder / "resuming" / "checkpoint-3"
     found = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
-    assert found == {*checked(checkpoint).files, "manifest.json"}
+    assert found == {*check_checkpoint(checkpoint).files, "manifest.json"}
     assert (found >= SHARDS) is sharded
     assert found > {"teacher.safetensors", "rollouts-1.pt", "rng_state_1.pth"}
 

@@ -1,5 +1,7 @@
 """TRL's trainer without credit: killed, damaged or resumed runs, and steps that are not finite."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -9,7 +11,7 @@ from engines import tiny
 from engines.running import same, trainer_of, weights
 from engines.running import trained as trained_by
 from gear_rl.engines.trl import checkpoints
-from gear_rl.engines.trl.checkpoints import checked
+from gear_rl.engines.trl.checkpoints import check_checkpoint
 from gear_rl.engines.trl.durable import DurableTrainer
 
 SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.02}
@@ -86,7 +88,19 @@ def test_a_run_that_dies_while_it_saves_loses_nothing(tiny_model, tmp_path, monk
     assert same(weights(resumed), weights(whole))
     assert checkpoints_of(folder) == ["checkpoint-3"] and not (folder / ".unfinished").exists()
     files = "model.safetensors optimizer.pt scheduler.pt rng_state.pth rollouts-0.pt"
-    assert checked(folder / "checkpoint-3").files.keys() >= {*files.split(), "trainer_state.json"}
+    assert check_checkpoint(folder / "checkpoint-3").files.keys() >= {*files.split(), "trainer_state.json"}
+
+
+def test_only_a_whole_checkpoint_is_pushed(tiny_model, tmp_path, monkeypatch):
+    pushed = []
+
+    def push(trainer, folder):
+        pushed.append((folder, check_checkpoint(Path(folder)).run == trainer.checkpoints.run))
+
+    monkeypatch.setattr(GRPOTrainer, "_push_from_checkpoint", push)
+    monkeypatch.setattr(GRPOTrainer, "init_hf_repo", lambda *_, **__: None)
+    trained(tmp_path, tiny_model, max_steps=1, push_to_hub=True, hub_strategy="every_save", **SHORT)
+    assert pushed == [(str(tmp_path / "checkpoint-1"), True)]
 
 
 # --- not finite ----------------------------------------------------------------------------------------------

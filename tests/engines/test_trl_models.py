@@ -14,7 +14,7 @@ from engines import tiny
 from engines.running import history, trained, trainer_of
 from gear_rl.engines.models import load_causal_lm
 from gear_rl.engines.trl import GEARTrainer
-from gear_rl.engines.trl.evaluation import unnoticed
+from gear_rl.engines.trl.evaluation import leave_no_trace
 from gear_rl.lab.sampling import serving
 from gear_rl.methods import Gear
 from gear_rl.model.teacher import AdapterFreeTeacher, CopyTeacher
@@ -47,7 +47,7 @@ def logprobs(trainer) -> tuple[torch.Tensor, torch.Tensor]:
     records: list[Any] = []
     trainer.record_subscribers = [records.extend]
     trainer.model.train()  # credit is assigned in training only
-    with serving(trainer, 2, lambda rollouts, _: [turns[b] for b in rollouts]), unnoticed(trainer):
+    with serving(trainer, 2, lambda rollouts, _: [turns[b] for b in rollouts]), leave_no_trace(trainer):
         trainer._generate_and_score_completions([dict(ROW), dict(ROW)])
     return tuple(torch.tensor(records[0].signals[name]) for name in ("student_logprob", "teacher_logprob"))
 
@@ -136,6 +136,7 @@ def test_the_card_names_a_models_folder_and_cites_grpo_and_the_methods_source(tm
     of(tiny_model, tmp_path / "run").create_model_card()
     card = (tmp_path / "run" / "README.md").read_text()
     assert f"# Model Card for run\n\nThis model is a fine-tuned version of `{Path(tiny_model).name}`." in card
+    assert "\n- gear\n" in card.split("---")[1], "a tag"
     assert f'model="{tmp_path / "run"}"' in card and "None" not in card
     cited = dict(re.findall(r"Cite (.+) as:\s+```bibtex\n((?:.+\n)+?)```", card))
     assert list(cited) == ["GRPO", "the source of `gear`", "TRL"]

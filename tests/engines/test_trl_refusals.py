@@ -9,7 +9,7 @@ from engines import tiny
 from engines.probing import Probe
 from engines.running import trainer_of
 from gear_rl import Gear, GEARConfig, GEARTrainer, Uniform
-from gear_rl.engines.trl.config import check_setup, check_trl
+from gear_rl.engines.trl.config import check_setup
 from gear_rl.methods import Cast, Crpo, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Rlsd, Sdpg, Sdpo
 
 
@@ -150,14 +150,3 @@ def test_once_trl_is_set_up(tmp_path, credit, settings, setup, message):
     else:
         with pytest.raises(ValueError, match=message):
             check_setup(credit, args, **given)
-
-
-# --- releases of TRL that were never run ------------------------------------------------------------------------
-
-MESSAGE = "trl {} is not supported; install trl>=1.14,!=1.15.*,<1.17"
-
-
-@pytest.mark.parametrize("version", ["1.13.0", "1.15.0", "1.17.0.dev0", "2.0.0"])
-def test_an_unsupported_trl_is_named_with_the_release_to_install(version):
-    with pytest.raises(ImportError, match=re.escape(MESSAGE.format(version))):
-        check_trl(version)

@@ -79,7 +79,7 @@ def test_workers_see_their_rows_and_signals_come_back_to_them():
     workers = Workers(request, parts=4)
     engine = VerlEngine(
         tokenizer=Numbers(), config=CreditConfig(credit_batch_size=2), passes=workers, parts=4, padding=2,
-        temperature=1.0, seed=0, tools=[], template_kwargs={}, metrics={}, means=[],
+        temperature=1.0, seed=0, tools=[], template_kwargs={}, metrics={}, state={},
     )  # fmt: skip
     signals = engine.forward(request)
     expected = torch.where(request.scored_B[:, None], request.completions.ids.float(), 0.0)

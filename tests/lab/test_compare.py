@@ -21,14 +21,14 @@ from gear_rl.lab.cells import Cell
 from gear_rl.lab.compare import (
     MOST_STEPS,
     best,
-    compared,
+    findings_of,
     grid,
     next_rate,
     plan_of,
     run_plan,
 )
 from gear_rl.lab.lineup import line_up, parse_method, parse_methods, split_methods
-from gear_rl.lab.training import Spec, _failed, _once, finished, run_cell, run_cells
+from gear_rl.lab.training import Spec, _failed_cell, _measure_once, finished_cell, run_cell, run_cells
 from gear_rl.method_builder import build_method
 from gear_rl.methods import Gear, RandomOnsets
 from gear_rl.runs.arena import sampling_seed
@@ -105,7 +105,7 @@ def test_bad_input_is_one_line(words, message, tmp_path):
 def test_the_search_ends_with_the_best_inside_or_at_the_limit(peak: int, count: int) -> None:
     """On a curve with one top, wherever it is, in halvings and doublings of the task's own rate."""
     first = grid(4e-4, count)
-    place = {compare._rounded(4e-4 * 2.0**n): n for n in range(-12, 13)}
+    place = {compare._round_rate(4e-4 * 2.0**n): n for n in range(-12, 13)}
     curve = {rate: -abs(place[rate] - peak) for rate in first}
     while (beyond := next_rate(curve, first)) is not None:
         assert beyond not in curve
@@ -139,7 +139,7 @@ def test_a_process_that_dies_first_fails_its_own_run_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def died(specs, folder, *, each, **_):
-        rows = [_failed(spec, "its process died: killed") for spec in specs]
+        rows = [_failed_cell(spec, "its process died: killed") for spec in specs]
         for row in rows:
             each(row)
         return rows
@@ -152,7 +152,7 @@ def test_a_process_that_dies_first_fails_its_own_run_alone(
 
 
 def in_this_process(specs: list[Spec], folder: Path, **_: object) -> list[Cell]:
-    return [finished(spec, folder) or run_cell(spec, folder) for spec in specs]
+    return [finished_cell(spec, folder) or run_cell(spec, folder) for spec in specs]
 
 
 @pytest.mark.usefixtures("few", "unchecked")
@@ -164,7 +164,7 @@ def test_a_killed_comparison_goes_on_and_gives_the_same(
 
     def found(folder: Path, **options) -> str:
         rows, tuned = run_plan(plan, folder, jobs=1, **options)
-        return compared(plan, rows, tuned, command="").model_dump_json()
+        return findings_of(plan, rows, tuned, command="").model_dump_json()
 
     ran: list[str] = []
 
@@ -218,13 +218,13 @@ def test_a_run_that_fails_is_listed_and_takes_no_other_along(comparison):
     assert [row.error is None for row in rows] == [True, False]
     assert "style" in rows[1].error and "9" in rows[1].error
     cells = folder / "cells"
-    assert finished(specs[0], cells) is not None and finished(specs[1], cells) is None
+    assert finished_cell(specs[0], cells) is not None and finished_cell(specs[1], cells) is None
     whole = (cells / specs[0].file).read_text()
     for other in (specs_of([], steps=2, samples=3)[0], specs_of([], samples=4)[0]):
-        assert other.file != specs[0].file and finished(other, cells) is None, "another run"
+        assert other.file != specs[0].file and finished_cell(other, cells) is None, "another run"
         for changed in ("[]", whole[:100], whole):
             (cells / other.file).write_text(changed)
-            assert finished(other, cells) is None
+            assert finished_cell(other, cells) is None
 
 
 def test_how_long_a_run_will_take_is_told_after_its_first_steps(comparison):
@@ -245,13 +245,13 @@ def test_a_damaged_evaluation_is_made_again(tmp_path):
     file = tmp_path / "before.json"
     file.write_text("{}")
     one, other = ({"rewards": [[reward]], "beside": {}} for reward in (0.5, 0.0))
-    assert _once(file, lambda: one) == one == _once(file, lambda: other)
+    assert _measure_once(file, lambda: one) == one == _measure_once(file, lambda: other)
 
 
 def test_the_findings_depend_on_the_runs_alone(comparison):
     _, _, rows = comparison
-    found = compared(PLAN, rows, {}, command="gear compare")
-    assert found == compared(
+    found = findings_of(PLAN, rows, {}, command="gear compare")
+    assert found == findings_of(
         PLAN, [row.model_copy(update={"seconds": 9e9}) for row in rows], {}, command="gear compare"
     )
     for score in (rows[0].before, rows[0].after):

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from gear_rl.credit.informed import PROMPTS_TO_JUDGE, likelier, stands_out
+from gear_rl.credit.informed import PROMPTS_TO_JUDGE, share_less_likely, stands_out
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, sentences, verdict
 from gear_rl.lab.sampling import sample, sampled_engine
@@ -82,8 +82,8 @@ def test_a_copying_teacher_is_found_by_what_it_makes_likelier_and_not_by_distanc
     wrong = torch.rand(2, 4000, 30) < 0.2
     own, second, third = torch.full((4000, 30), -0.01), *torch.where(wrong, -6.0, -0.01)
     assert stands_out(own, second, third).mean() < 0.2
-    assert likelier(own, second, third).mean() > 0.95
-    assert likelier(*-torch.rand(3, 4000, 30)).mean() == pytest.approx(0.5, abs=0.03)
+    assert share_less_likely(own, second, third).mean() > 0.95
+    assert share_less_likely(*-torch.rand(3, 4000, 30)).mean() == pytest.approx(0.5, abs=0.03)
 
 
 # --- real models -----------------------------------------------------------------------------------------------

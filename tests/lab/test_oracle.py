@@ -11,7 +11,7 @@ import torch
 from gear_rl.arena.model import EOS
 from gear_rl.arena.task import get_task
 from gear_rl.arena.truth import Truth
-from gear_rl.lab.branching import Begun, Continuations, SharedNoise, branched
+from gear_rl.lab.branching import Begun, Continuations, SharedNoise, branched_advantages
 from gear_rl.lab.compare import plan_of
 from gear_rl.lab.oracle import Oracle, by_formula, estimate_of, expected_of_prompts, true_advantages
 from gear_rl.lab.training import cell_trainer
@@ -159,6 +159,8 @@ def estimated(completions, branches, *, seed=0, mask=None, group=None) -> tuple[
         model=Policy().train(),
         accelerator=SimpleNamespace(device=torch.device("cpu")),
         temperature=TEMPERATURE,
+        run_state={},
+        **dict.fromkeys(("_logs", "_metrics", "_pending_metrics", "_pending_extra_logs")),
     )
     begun: list[Begun] = []
 
@@ -166,7 +168,7 @@ def estimated(completions, branches, *, seed=0, mask=None, group=None) -> tuple[
         begun.extend(some)
         return finished(some, noise)
 
-    return branched(trainer, kept, branches)(batch, ENGINE), begun
+    return branched_advantages(trainer, kept, branches)(batch, ENGINE), begun
 
 
 def test_the_mean_over_branches_is_the_true_advantage_of_every_token() -> None:

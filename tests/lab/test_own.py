@@ -13,7 +13,7 @@ from gear_rl.credit.contexts import Rollout, find_contexts, wrong_contexts
 from gear_rl.engines.trl.evaluation import success_metrics
 from gear_rl.errors import InputError
 from gear_rl.lab.cells import outcome_of
-from gear_rl.lab.compare import compared
+from gear_rl.lab.compare import findings_of
 from gear_rl.lab.informed import Scored, verdict
 from gear_rl.lab.own import plan_of_run
 from gear_rl.lab.sft import demonstrations, prompts_of
@@ -122,9 +122,9 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     )
     again = run_cell(spec, folder / "other")
     assert again.model_copy(update={"seconds": row.seconds}) == row
-    found = compared(plan, [row], {}, command="")
+    found = findings_of(plan, [row], {}, command="")
     assert found.title == "Does it help? arena/chain on rows.jsonl, for reporting"
-    beyond = compared(plan, [row.model_copy(update={"rewards": (0.0, 10.0)})], {}, command="")
+    beyond = findings_of(plan, [row.model_copy(update={"rewards": (0.0, 10.0)})], {}, command="")
     with Console(file=io.StringIO(), width=200) as console:
         console.print(verdict_table(beyond))
     assert "success_reward: 0.5, but rewards reach 10; give full marks" in console.file.getvalue()
@@ -179,7 +179,7 @@ def test_other_tiers_and_a_text_stand_beside(folder):
     assert row.error is None, row.error
     (before, after), text = row.beside["other"], row.beside["perplexity"]
     assert 0 <= before <= 1 and 0 <= after <= 1 and text[0] > 1 and text[1] != text[0]
-    found = compared(plan, [row], {}, command="").comparison
+    found = findings_of(plan, [row], {}, command="").comparison
     assert found.outcome == "reward"
     assert found.verdicts[0].beside == {"other": (before, after), "perplexity": text}
 

@@ -1,5 +1,6 @@
 """AntiSD (arXiv:2605.11609): the bonus by hand, the gate step by step, and a run that is resumed with it."""
 
+import copy
 import math
 
 import pytest
@@ -39,9 +40,13 @@ def test_the_gate_closes_below_a_share_and_opens_at_the_whole(means, closed):
     method = AntiSd(warmup_steps=2)
     assert (method.after(means).strength == 0.0) == closed
     assert AntiSd(warmup_steps=2, close_below=0.0).after(means).strength == 1.0
-    assert (Shuffled(of=method).after(means).of.strength == 0.0) == closed
-    assert (Mixed(first=Uniform(), second=method, how="sum").after(means).second.strength == 0.0) == closed
-    assert Shuffled(of=Gear()).gate == "" == Mixed().gate
+    state = {"gate": means[:-1]}
+    mixed, shuffled = Mixed(first=Uniform(), second=method, how="sum"), Shuffled(of=method)
+    kept = mixed.with_state({"second": copy.deepcopy(state)}, {"teacher_entropy": means[-1]}.get)
+    assert (kept.second.strength == 0.0) == closed
+    kept = shuffled.with_state(state, {"teacher_entropy": means[-1]}.get)
+    assert (kept.of.strength == 0.0) == closed and state == {"gate": means}
+    assert Shuffled(of=Gear()).with_state({}, {}.get) == Shuffled(of=Gear())
 
 
 def test_a_resumed_run_remembers_the_means(tmp_path, tiny_model):
@@ -57,8 +62,9 @@ def test_a_resumed_run_remembers_the_means(tmp_path, tiny_model):
     whole = running.trained(tmp_path, tiny_model, method, **options)
     (tmp_path / "checkpoint-4" / "trainer_state.json").write_text("{}")  # so the first is taken
     resumed = running.trained(tmp_path, tiny_model, method, resume=True, **options)
-    assert resumed.signal_means == whole.signal_means and len(whole.signal_means) == 4
+    means = whole.run_state["method"]["gate"]
+    assert resumed.run_state["method"]["gate"] == means and len(means) == 4
     logged = [entry["gear/gate"] for entry in whole.state.log_history if "gear/gate" in entry]
-    assert logged == pytest.approx(whole.signal_means)
+    assert logged == pytest.approx(means)
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name]), name

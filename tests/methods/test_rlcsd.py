@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gear_rl.methods import Rlcsd
-from gear_rl.signals.passes import contrasted
+from gear_rl.signals.passes import contrast_signals
 from gear_rl.types import TokenSignals
 from methods.completions import completion
 
@@ -16,7 +16,9 @@ def contrast(*e):
     """One completion with these differences of log T+ and log T-, from the engine's own contrast."""
     student = [-2.0] * len(e)
     right, wrong = [-3.0 + x for x in e], [-3.0] * len(e)
-    return contrasted(completion(student=student, teacher=right), completion(student=student, teacher=wrong))
+    return contrast_signals(
+        completion(student=student, teacher=right), completion(student=student, teacher=wrong)
+    )
 
 
 LN3 = math.log(3)

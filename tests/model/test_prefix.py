@@ -100,7 +100,7 @@ def test_a_model_with_another_cache_is_tried_once_and_scored_whole(kind, calls, 
 def test_the_prompts_own_cache_is_left_as_it_was():
     cache = DynamicCache()
     cache.update(torch.ones(2, 1, 3, 5), torch.ones(2, 1, 3, 5), 0)
-    chosen = prefix._chosen(cache, torch.tensor([1, 0, 1]))
+    chosen = prefix._select_rows(cache, torch.tensor([1, 0, 1]))
     chosen.update(torch.ones(3, 1, 1, 5), torch.ones(3, 1, 1, 5), 0)
     assert cache.layers[0].keys.shape == (2, 1, 3, 5)
     assert chosen.layers[0].keys.shape == (3, 1, 4, 5)

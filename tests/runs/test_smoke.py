@@ -7,7 +7,7 @@ import pytest
 
 from gear_rl.errors import InputError
 from gear_rl.runs.config import RunConfig
-from gear_rl.runs.smoke import SPREAD, smoke, swapped
+from gear_rl.runs.smoke import SPREAD, smoke, swap_settings
 
 ROWS = [{"q": f"{i} plus {i}", "a": str(2 * i)} for i in range(4)]
 
@@ -26,7 +26,7 @@ def test_costly_settings_are_swapped_and_the_others_are_kept(tmp_path):
     more = {"reward_weights": [2.0], "record_file": "/runs/r.jsonl", "max_completion_length": 8192}
     own = {"held_out": 100, "lora": {"r": 64, "lora_alpha": 128}, "credit": {"name": "rlsd"}}
     config = recipe(**settings, **kept, **more, **own, output_dir="runs/x")
-    small, swaps = swapped(config, tmp_path)
+    small, swaps = swap_settings(config, tmp_path)
     assert small.columns == config.columns and small.credit == {"name": "rlsd"}
     assert kept.items() <= small.trainer.items()
     assert small.reward == ["think_format_reward", SPREAD] and small.trainer["reward_weights"] == [2.0, 1.0]

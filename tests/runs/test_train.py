@@ -13,26 +13,22 @@ from gear_rl.records import read_records
 from support.commands import gear
 
 
-def test_the_demo_leaves_a_summary_and_what_a_run_leaves(tmp_path, monkeypatch):
+def test_the_demo_leaves_what_a_run_leaves(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "records.jsonl").write_text("a run's\n")
     words = ["--credit", "shuffled", "--steps", "2", "--n-eval", "16", "--out", str(tmp_path), "--seed", "1"]
     done = gear("demo", *words)
     assert done.returncode == 0, done.stderr
     assert "source " in done.stdout.splitlines()[-1]
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["task"], summary["method"], summary["seed"]) == ("chain", "shuffled", 1)
-    assert {"accuracy_before", "accuracy_after", "n_eval", "seconds", "versions"} <= summary.keys()
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    assert [row["step"] for row in history if "eval_pass@1" in row] == [0, 2], "before and after"
+    assert {row["eval_problems"] for row in history if "eval_problems" in row} == {16}
     page = tmp_path / "report.html"
     made = page.read_text()
     assert all(part in made for part in ("held-out reward", "dataset: arena/chain/default", "⟧"))
     page.unlink()
     assert gear("report", str(tmp_path)).returncode == 0 and page.read_text() == made
     assert {record.step for record in read_records(tmp_path / "records.jsonl")} == {1, 2}
-    assert (tmp_path / "records.1.jsonl").read_text() == "a run's\n"
-    assert gear("demo", *words).returncode == 0 and not (tmp_path / "records.2.jsonl").exists()
-    (tmp_path / "summary.json").unlink()
-    one_line(gear("demo", *words), f"--out: {tmp_path} holds a run that is no demo; give another folder")
+    one_line(gear("demo", *words), f"output_dir: {tmp_path} holds a run already", "--overwrite")
 
 
 @pytest.fixture(scope="module")

@@ -55,8 +55,8 @@ def test_a_pattern_by_hand(tokens, pattern, expected):
 @pytest.mark.parametrize("pattern", [None, r"(\d+)$", r"(\d+)\s*\Z"])
 def test_the_end_token_is_no_text(pattern):
     engine = PlainEngine(tiny.tokenizer())
-    batch = written(engine.tokenizer, ["#### 42<|im_end|>", "#### 42"], answer_pattern=pattern)
-    finished, cut_off = AnswerRegion().compute(batch, engine).tolist()
+    batch = written(engine.tokenizer, ["#### 42<|im_end|>", "#### 42"])
+    finished, cut_off = AnswerRegion(pattern).compute(batch, engine).tolist()
     assert finished[-1] == 2 and finished[:-1] == cut_off[:-1] and 1 in cut_off
     assert engine.logged["gear/answers"] == 1
 

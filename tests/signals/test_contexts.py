@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gear_rl.credit.contexts import Rollout, find_contexts, wrong_contexts
-from gear_rl.signals.passes import contrasted
+from gear_rl.signals.passes import contrast_signals
 from gear_rl.types import TokenSignals
 
 
@@ -72,7 +72,7 @@ def test_a_contrast_by_hand():
         TokenSignals(mask=mask, values={name: torch.tensor([x]) for name, x in values.items()})
         for values in (right, wrong)
     )
-    found = contrasted(right, wrong)
+    found = contrast_signals(right, wrong)
     assert [*found.values] == [*right.values]
     torch.testing.assert_close(found.divergence, torch.tensor([[0.0, 2.5, 0.0, nan]]), equal_nan=True)
     # The log-ratio that a method reads is log T+ - log T-: 0.2, -3 and 0.
@@ -80,4 +80,4 @@ def test_a_contrast_by_hand():
     torch.testing.assert_close(ratio, torch.tensor([[0.2, -3.0, 0.0, 0.0]]))
     assert found.teacher_entropy is right.teacher_entropy
     with pytest.raises(ValueError, match="'divergence' was not computed"):
-        contrasted(right, TokenSignals(mask=mask))
+        contrast_signals(right, TokenSignals(mask=mask))

@@ -65,11 +65,11 @@ def test_places_are_those_of_the_whole_text(text):
 def test_sentences_answers_and_steps_are_found_where_spaces_were_lost():
     ids = LLAMA("It is 42. So the answer is 42.")["input_ids"]
     engine, mask = PlainEngine(LLAMA), torch.ones(1, len(ids), dtype=torch.bool)
-    batch = batches.batch_of(torch.tensor([ids]), mask, answer_pattern=r"answer is (\d+)")
+    batch = batches.batch_of(torch.tensor([ids]), mask)
     before = len(LLAMA("It is 42.")["input_ids"])
     sentences = SentenceId().compute(batch, engine)[0].tolist()
     assert sentences == [0] * before + [1] * (len(ids) - before)
-    region = AnswerRegion().compute(batch, engine)[0]
+    region = AnswerRegion(r"answer is (\d+)").compute(batch, engine)[0]
     assert LLAMA.decode([ids[t] for t in (region == 1).nonzero()[:, 0]]) == "42"
     by_mark = StepId("separator", ". ").compute(batch, engine)[0]
     assert by_mark.max() == 1

@@ -51,7 +51,7 @@ class PlainEngine(OneProcess):
     max_positions = None
 
     def __init__(self, tokenizer: Any, model: Any = None) -> None:
-        self.means = list[float]()
+        self.state = dict[str, Any]()
         self.tokenizer, self.logged, self.records = tokenizer, dict[str, float](), list[Any]()
         if model is not None:
             self.passes = ModelPasses(

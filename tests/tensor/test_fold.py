@@ -80,5 +80,5 @@ def test_the_compiled_fold_is_the_eager_one():
     logits, teacher = pair(7, 23)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of every release another
-        found = folded(logits, teacher, (10, 10, 3), module._compiled())
+        found = folded(logits, teacher, (10, 10, 3), module._compiled_fold())
     torch.testing.assert_close(found, folded(logits, teacher, (10, 10, 3), fold), rtol=1e-6, atol=1e-6)

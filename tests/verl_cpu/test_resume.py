@@ -22,7 +22,7 @@ def test_a_resumed_run_gives_the_same_credit_and_records(chain: Path, tmp_path: 
     one = run()
     (tmp_path / "credit3.pt").unlink()
     checkpoint = tmp_path / "checkpoints" / "global_step_2"
-    assert len(json.loads((checkpoint / "gear_means.json").read_text())) == 2
+    assert len(json.loads((checkpoint / "gear_state.json").read_text())["second"]["gate"]) == 2
     other = run("trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}")
     assert one.keys() == other.keys() and len(one) >= 30
     for name in ("advantage", "divergence"):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gear_rl.view.groups import group_note, is_weight_on_mistake, judge_groups
-from gear_rl.view.terminal import choose, instructive, runs
+from gear_rl.view.terminal import choose, instructiveness, runs
 from support.records import record
 
 RIGHT = record(4, ids=[1, 2, 3, 9], advantage=0.5, weight=[1.0] * 4)
@@ -59,7 +59,7 @@ def test_an_advantage_of_rounding_noise_is_none():
     added = record(4, **noise, credit=[1.6, 1.6, 0.0, 0.0], weight=[13702000.0, 13702000.0, 0.0, 0.0])
     for others in ([], [record(4, reward=0.0, advantage=-1.5)]):
         first, second, *_ = judge_groups([shared, added, *others])
-        assert first.advantage == second.advantage == 0 and not instructive(second)[0]
+        assert first.advantage == second.advantage == 0 and not instructiveness(second)[0]
         assert first.credit == [0.0] * 4 and not any(run.bracketed for run in runs(first))
         assert second.credit == added.credit and second.weight == [2.0, 2.0, 0.0, 0.0]
         notes = [

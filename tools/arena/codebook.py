@@ -10,7 +10,7 @@ from functools import partial
 
 from gear_rl.arena.codebook import problem as codebook
 from gear_rl.arena.codebook.problem import BELIEFS, RIGHT, Tier, draw_filler, generate
-from gear_rl.arena.codes import CODES, drawn
+from gear_rl.arena.codes import CODES, draw_code
 from gear_rl.arena.task import FIRST_TRAIN_SEED, Reference
 from tools.arena.recipe import Demonstration, Recipe, Stage, counted_chats, informed_prompts, shown
 
@@ -34,7 +34,7 @@ def demonstration(rng: random.Random, longest: int, stage: Stage) -> Demonstrati
         ]
         context: str | None = problem.write(codes)
     else:
-        codes = [drawn(BELIEFS[symbol], rng) for symbol in problem.symbols]
+        codes = [draw_code(BELIEFS[symbol], rng) for symbol in problem.symbols]
         context = problem.reference(kind, seed=rng.randrange(1 << 30))
     # Its own words: those of the reference are not to be copied.
     own = replace(problem, filler=draw_filler(len(problem.symbols), problem.words, rng))

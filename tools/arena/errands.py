@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from gear_rl.arena.codes import CODES, drawn
+from gear_rl.arena.codes import CODES, draw_code
 from gear_rl.arena.errands.env import ErrandsEnv
-from gear_rl.arena.errands.problem import BELIEFS, ITEMS, RIGHT, SEND, WAIT, Call, Tier, generate, played
+from gear_rl.arena.errands.problem import BELIEFS, ITEMS, RIGHT, SEND, WAIT, Call, Tier, generate, play_calls
 from gear_rl.arena.errands.truth import HEADER
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, EOS, answer_text, chat_template, tokens
 from gear_rl.arena.task import FIRST_TRAIN_SEED, Reference
@@ -72,11 +72,11 @@ def demonstration(rng: random.Random, longest: int, stage: Stage) -> Demonstrati
         codes = [rng.choice(CODES) if rng.random() < slip else RIGHT[item] for item in problem.items]
         context = "\n".join(call.text for call in problem.sends(codes))
     else:
-        codes = [drawn(BELIEFS[item], rng) for item in problem.items]
+        codes = [draw_code(BELIEFS[item], rng) for item in problem.items]
     calls: list[Call] = []
     for call in problem.sends(codes):
         calls += [Call(WAIT, {}), call] if rng.random() < 0.15 else [call]
-    return shown(problem, context), played(calls)
+    return shown(problem, context), play_calls(calls)
 
 
 RECIPE = Recipe(

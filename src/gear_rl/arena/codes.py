@@ -39,10 +39,10 @@ def beliefs_of(right: Mapping[str, str], key: str) -> dict[str, Belief]:
     return beliefs
 
 
-def drawn(belief: Belief, rng: random.Random) -> str:
+def draw_code(belief: Belief, rng: random.Random) -> str:
     """A code with the student's probabilities.
 
-    >>> drawn({"17": 1.0, "08": 0.0}, random.Random(0))
+    >>> draw_code({"17": 1.0, "08": 0.0}, random.Random(0))
     '17'
     """
     return rng.choices([*belief], [*belief.values()])[0]
@@ -54,4 +54,4 @@ def mistake(belief: Belief, rng: random.Random) -> str:
     >>> mistake({"17": 0.9, "29": 0.1}, random.Random(0))
     '29'
     """
-    return drawn(dict([*belief.items()][1:]), rng)
+    return draw_code(dict([*belief.items()][1:]), rng)

@@ -81,7 +81,7 @@ def compare(
     only. Further tiers of eval_dataset are shown beside.
     """
     from gear_rl.lab.cells import RUNS
-    from gear_rl.lab.compare import compared, plan_of
+    from gear_rl.lab.compare import findings_of, plan_of
     from gear_rl.lab.lineup import split_methods
     from gear_rl.lab.report import save
     from gear_rl.lab.statistics import LEAST
@@ -122,7 +122,7 @@ def compare(
     if plan.seeds < LEAST:
         say(f"--seeds: {plan.seeds}; these runs will end without a verdict, which needs {LEAST} or more")
     cells, tuned = run_plan_with_bar(plan, out / "cells", jobs=jobs, console=error_console)
-    findings = compared(plan, cells, tuned, command=command_line())
+    findings = findings_of(plan, cells, tuned, command=command_line())
     save(findings, out)
     if as_json:
         typer.echo(findings.model_dump_json(indent=1))
@@ -144,7 +144,7 @@ def run_plan_with_bar(
     with progress_bar(console, "runs ") as progress:
         done = total = 0
 
-        def about(seconds: float) -> None:
+        def print_time_left(seconds: float) -> None:
             left = timedelta(seconds=round(seconds * (total - done) / jobs))
             console.print(f"a run takes about {seconds:.0f} s: {left} left", highlight=False)
 
@@ -153,7 +153,7 @@ def run_plan_with_bar(
         def estimate(seconds: float) -> None:
             nonlocal told
             if not (done or told):
-                about(seconds)
+                print_time_left(seconds)
             told = True
 
         def expect(todo: int, whole: int) -> None:
@@ -163,17 +163,17 @@ def run_plan_with_bar(
                 console.print(f"{todo} runs to do, {jobs} at a time{kept}", highlight=False)
             total = done + todo
 
-        def each(cell: "Cell") -> None:
+        def report_cell(cell: "Cell") -> None:
             nonlocal done
             done += 1
             if done == 1 and cell.error is None and cell.seconds is not None:
-                about(cell.seconds)
+                print_time_left(cell.seconds)
             name = f"{cell.method}, rate {cell.rate:g}, seed {cell.seed}"
             progress(name, done, total)
             if cell.error is not None:
                 console.print(f"{name} FAILED: {cell.error}", highlight=False, markup=False)
 
-        return run_plan(plan, folder, jobs=jobs, each=each, estimate=estimate, expect=expect)
+        return run_plan(plan, folder, jobs=jobs, each=report_cell, estimate=estimate, expect=expect)
 
 
 def verdict_table(findings: "Findings") -> Group:

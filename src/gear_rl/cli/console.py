@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from gear_rl.errors import InputError
-from gear_rl.view.terminal import visible
+from gear_rl.view.terminal import visible_text
 
 out_console, error_console = Console(), Console(stderr=True)
 """Results go to the first, everything else to the second."""
@@ -89,10 +89,10 @@ def one_line(error: Exception) -> str | None:
     >>> one_line(KeyError("ours"))
     """
     if isinstance(error, InputError):
-        return visible(str(error))
+        return visible_text(str(error))
     if isinstance(error, OSError | EOFError) or type(error).__module__.partition(".")[0] in _READERS:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return visible(f"{first} (gear --debug ... says where)")
+        return visible_text(f"{first} (gear --debug ... says where)")
     return None
 
 
@@ -109,7 +109,7 @@ class _VisibleFormatter(logging.Formatter):
     """A log line may quote a file: no control character in it reaches the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(map(visible, super().format(record).split("\n")))
+        return "\n".join(map(visible_text, super().format(record).split("\n")))
 
 
 def show_log(level: int = logging.INFO) -> None:

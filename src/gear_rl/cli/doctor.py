@@ -90,7 +90,7 @@ def examine_verl() -> Iterator[Finding]:
     from gear_rl.engines.verl import checks
 
     for name in _VERL:
-        found = checks.installed(name)
+        found = checks.installed_version(name)
         if found is None:
             yield Finding("broken", name, "not installed", _OWN)
         elif name == "verl" and (note := checks.version_note()) is not None:
@@ -103,10 +103,10 @@ def examine_verl() -> Iterator[Finding]:
     except InputError as error:
         fact, _, fix = str(error).partition("; ")
         yield Finding("broken", "trl", fact, fix)
-    if checks.installed("torch") is not None:
+    if checks.installed_version("torch") is not None:
         yield from _device()
     policy = os.environ.get(_POLICY, "auto").strip().lower()
-    if checks.installed("verl") is None:
+    if checks.installed_version("verl") is None:
         yield Finding("broken", "registration", "verl is not installed", _OWN)
     elif policy != "auto" and "gear" not in [name.strip() for name in policy.split(",")]:
         fact = f"{_POLICY}={policy} leaves the plugin out"

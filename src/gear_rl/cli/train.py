@@ -1,11 +1,14 @@
 """``gear train``: a run from a configuration."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gear_rl.cli.console import error_console, say, show_log
+
+if TYPE_CHECKING:
+    from gear_rl.runs.config import RunConfig
 
 
 def train(
@@ -50,26 +53,36 @@ def train(
         typer.echo(yaml.safe_dump(chosen.model_dump() | chosen.trainer, sort_keys=False), nl=False)
         typer.echo(f"# credit: {build_method(chosen.credit)!r}")
         return
+    if smoke:
+        from gear_rl.cli.progress import ProgressLine
+        from gear_rl.runs.smoke import smoke as smoke_run
+
+        show_log()
+        with ProgressLine(error_console) as line:
+            facts = smoke_run(chosen, [line], say=lambda text: say(f"smoke: {text}"))
+        say(f"smoke: {config or 'the run'} works: {facts}")
+        return
+    train_with_report(chosen, overwrite=overwrite, source=config)
+
+
+def train_with_report(config: "RunConfig", *, overwrite: bool, source: Path | None = None) -> None:
+    """Train with a line for every step, and leave a page of the run."""
     from gear_rl.cli.progress import ProgressLine
     from gear_rl.health import conclusion
     from gear_rl.runs.resolved import how_to_go_on
-    from gear_rl.runs.smoke import smoke as smoke_run
     from gear_rl.runs.trainer import train as run
     from gear_rl.view.run import save_run_page
 
     show_log()
-    with ProgressLine(error_console, with_health=True) as line:
-        if smoke:
-            facts = smoke_run(chosen, [line], say=lambda text: say(f"smoke: {text}"))
-            say(f"smoke: {config or 'the run'} works: {facts}")
-            return
+    with ProgressLine(error_console) as line:
         try:
-            trainer = run(chosen, [line], overwrite=overwrite, source=config)
+            trainer = run(config, [line], overwrite=overwrite, source=source)
         except BaseException as ended:
             if not isinstance(ended, Exception):  # interrupted or terminated
-                ended.add_note(how_to_go_on(chosen))
+                ended.add_note(how_to_go_on(config))
             raise
     if trainer.is_world_process_zero():
-        page = save_run_page(Path(trainer.args.output_dir))
+        folder = trainer.args.output_dir
+        page = save_run_page(Path(folder))
         typer.echo(conclusion(trainer.state.log_history))
-        typer.echo(f"saved {trainer.args.output_dir}; open {page}, or: gear view {trainer.args.output_dir}")
+        typer.echo(f"saved {folder}; open {page}, or: gear view {folder}")

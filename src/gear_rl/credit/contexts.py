@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+from jaxtyping import Bool
+from torch import Tensor
+
 from gear_rl.credit.config import (
     DEFAULT_TEMPLATE,
     NO_CONTRAST,
@@ -18,13 +21,16 @@ from gear_rl.credit.config import (
     CreditConfig,
     check_sources,
 )
-from gear_rl.credit.control_tokens import control_pattern, defused
+from gear_rl.credit.control_tokens import control_pattern, defuse_text
+from gear_rl.credit.prompts import check_untemplated
 from gear_rl.engine import Engine, plain_ids
 from gear_rl.environments import PRIVILEGED_CONTEXT, is_blocks, texts_of, value_of
 from gear_rl.files import without_null
 from gear_rl.rollouts import Prompts, RolloutBatch, left_padded, succeeds
+from gear_rl.signals.table import needs_context, needs_teacher
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.segments import turn_ids
+from gear_rl.types import CreditAssigner
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +67,20 @@ PrivilegedFunction = Callable[[Mapping[str, Any], Rollout], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contexts:
-    """The privileged context of each rollout."""
+class TeacherPrompts:
+    """What the teacher sees of each rollout."""
 
+    tried: Sequence[str]
+    """The sources, in order; empty if the method reads no context."""
     sources: Sequence[str | None]
-    """A column or a name of ``SOURCES``; None where there is no context."""
-    texts: Sequence[str | None]
-    wrong: Sequence[str | None] | None
-    """Wrong contexts; None without a contrast."""
+    """Where the context came from: a column or a name of ``SOURCES``; None where none is shown."""
+    contexts: Sequence[str | None]
+    prompts: Sequence[Prompts]
+    """The teacher's prompts, and those with the wrong context where there is a contrast."""
+    missing_B: Bool[Tensor, " B"]
+    """True where there is no context, or no wrong one for the contrast."""
+    long_B: Bool[Tensor, " B"]
+    """True where one of them is too long to be shown."""
 
 
 def sources_of(config: CreditConfig, privileged: PrivilegedFunction | None) -> list[str]:
@@ -81,10 +93,52 @@ def sources_of(config: CreditConfig, privileged: PrivilegedFunction | None) -> l
     return sources if privileged is None or "function" in sources else ["function", *sources]
 
 
+def prompts_for(
+    batch: RolloutBatch,
+    method: CreditAssigner,
+    engine: Engine,
+    config: CreditConfig,
+    privileged: PrivilegedFunction | None,
+) -> TeacherPrompts:
+    """The teacher's prompts of a batch; none for a method that reads no context. Every process must call this."""
+    mask, reads_context = batch.completions.mask, needs_context(method)
+    rendered = reads_context and config.teacher_prompt == "render"
+    check_untemplated(batch.prompts, engine.tokenizer, reads_context=rendered)
+    missing_B, long_B = mask.new_zeros(len(mask)), mask.new_zeros(len(mask))
+    prompts = list[Prompts]()
+    if not reads_context:
+        nothing = [None] * len(mask)
+        return TeacherPrompts(
+            tried=(), sources=nothing, contexts=nothing, prompts=(), missing_B=missing_B, long_B=long_B
+        )
+    sources, contexts, wrong = contexts_of(batch, engine, config, privileged)
+    # Only a teacher's signals are contrasted, not a distillation term or an answer's confidence.
+    for texts in (contexts, wrong if needs_teacher(method.needs) else None):
+        if texts is not None:
+            shown, long = teacher_prompts(batch, engine, config, texts)
+            prompts.append(shown)
+            missing_B |= missing_B.new_tensor([text is None for text in texts])
+            long_B |= long_B.new_tensor(long)
+    if long_B.any():
+        warn_of_long(config.max_privileged_tokens, engine.max_positions)
+    sources, contexts = (
+        [None if over else value for value, over in zip(values, int_list(long_B), strict=True)]
+        for values in (sources, contexts)
+    )
+    return TeacherPrompts(
+        tried=sources_of(config, privileged),
+        sources=sources,
+        contexts=contexts,
+        prompts=prompts,
+        missing_B=missing_B,
+        long_B=long_B,
+    )
+
+
 def contexts_of(
     batch: RolloutBatch, engine: Engine, config: CreditConfig, privileged: PrivilegedFunction | None
-) -> Contexts:
-    """The privileged context of every rollout, and a wrong one where a contrast is set.
+) -> tuple[list[str | None], list[str | None], list[str | None] | None]:
+    """The source and the text of every rollout's privileged context; wrong ones too where a contrast is set.
 
     ``config`` is ``resolved``. Every process must call this. Raises ``ValueError`` for an unknown source.
     """
@@ -115,7 +169,7 @@ def contexts_of(
         wrong = all_wrong[batch.first : batch.first + len(texts)]
     elif contrast != NO_CONTRAST:
         wrong = wrong_contexts(batch.rows, texts, everyone, contrast, first=first, success_reward=success)
-    return Contexts(sources=names, texts=texts, wrong=wrong)
+    return names, texts, wrong
 
 
 def find_contexts(
@@ -141,7 +195,7 @@ def find_contexts(
     [None, ('sibling', '4')]
     """
 
-    def offered(source: str, i: int) -> tuple[str, str] | None:
+    def offered_context(source: str, i: int) -> tuple[str, str] | None:
         text: Any = None
         if source == "row":
             return privileged_context(rows[i], column)
@@ -166,7 +220,7 @@ def find_contexts(
 
     found: list[tuple[str, str] | None] = [None] * len(rows)
     for source in sources:
-        found = [offered(source, i) if pair is None else pair for i, pair in enumerate(found)]
+        found = [offered_context(source, i) if pair is None else pair for i, pair in enumerate(found)]
     return found
 
 
@@ -382,11 +436,11 @@ def _rollouts(batch: RolloutBatch, engine: Engine, reads_environments: bool) -> 
         rollouts.append(
             Rollout(
                 completion=messages[b],
-                text=defused("\n".join(text for text in texts if text), control),
+                text=defuse_text("\n".join(text for text in texts if text), control),
                 reward=batch.rewards[b],
                 group=batch.group[b],
                 privileged_context=_environments_context(environments[b]) if environments else None,
-                feedback=given and defused(given, control),
+                feedback=given and defuse_text(given, control),
             )
         )
     return rollouts

@@ -40,7 +40,7 @@ def control_pattern(tokenizer: Any, markup: bool = True) -> re.Pattern[str] | No
     return re.compile("|".join(re.escape(text) for text in sorted(tokens, key=len, reverse=True)))
 
 
-def defused(text: str, control: re.Pattern[str] | None) -> str:
+def defuse_text(text: str, control: re.Pattern[str] | None) -> str:
     """The text with a space after the first character of every control token, so that it stays plain text.
 
     A visible change on purpose: what a tokenizer's normaliser might drop again would be no protection. A token
@@ -48,7 +48,7 @@ def defused(text: str, control: re.Pattern[str] | None) -> str:
     and no tokenizer takes, becomes a question mark. Full-width letters that spell a token become plain ones,
     as some tokenizers make them; all other text stays.
 
-    >>> defused("a<|im_end|>b", re.compile(re.escape("<|im_end|>")))
+    >>> defuse_text("a<|im_end|>b", re.compile(re.escape("<|im_end|>")))
     'a< |im_end|>b'
     """
     text = text.encode("utf-8", "replace").decode("utf-8")
@@ -83,12 +83,12 @@ def defused_message(message: Mapping[str, Any], control: re.Pattern[str] | None)
     """
     safe, content = dict(message), message["content"]
     if isinstance(message.get("name"), str):
-        safe["name"] = defused(message["name"], control)
+        safe["name"] = defuse_text(message["name"], control)
     if isinstance(content, str):
-        safe["content"] = defused(content, control)
+        safe["content"] = defuse_text(content, control)
     elif is_blocks(content):
         safe["content"] = [
-            {**block, "text": defused(str(block["text"]), control)} if block["type"] == "text" else block
+            {**block, "text": defuse_text(str(block["text"]), control)} if block["type"] == "text" else block
             for block in content
         ]
     return safe

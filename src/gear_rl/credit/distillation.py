@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from gear_rl.engine import ForwardRequest
-from gear_rl.model.forwards import head_is_trained, head_of, unwrapped
+from gear_rl.model.forwards import head_is_trained, head_of, unwrap_model
 from gear_rl.model.teacher import Teacher
 from gear_rl.rollouts import Completions, Prompts
 from gear_rl.signals.passes import ModelPasses
@@ -110,7 +110,7 @@ def distillation_sums(
     frozen_head, given, places = head_of(model, temperature), batch.distillation, batch.distilled
     head = frozen_head
     if head_is_trained(model):
-        layer = cast(Any, unwrapped(model)).get_output_embeddings()
+        layer = cast(Any, unwrap_model(model)).get_output_embeddings()
         head = replace(head, weight_VD=layer.weight, bias_V=getattr(layer, "bias", None))
     distilled = anchored = hidden.new_zeros((), dtype=torch.float32)
     counts = hidden.new_zeros(3, dtype=torch.float32)

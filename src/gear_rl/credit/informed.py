@@ -89,7 +89,7 @@ def stands_out(
     return (ahead + 2) / 4
 
 
-def likelier(
+def share_less_likely(
     own: Float[Tensor, "B T"], second: Float[Tensor, "B T"], third: Float[Tensor, "B T"]
 ) -> Float[Tensor, " B"]:
     """The share of two other contexts under which the completion is less likely than under its own.
@@ -98,7 +98,7 @@ def likelier(
     the own context is like any other.
 
     >>> own, second, third = (torch.tensor([[value, -1.0]]) for value in (-0.3, -2.0, -0.1))
-    >>> likelier(own, second, third)
+    >>> share_less_likely(own, second, third)
     tensor([0.5000])
     """
     ours, one, other = (x.exp().sum(-1) for x in (own, second, third))
@@ -125,7 +125,8 @@ def two_others(contexts: Sequence[str | None], pool: Sequence[str] = ()) -> list
 class TeacherCheck:
     """Every few steps of a run, checks whether some completions depend on their own privileged context.
 
-    Logs the means of ``stands_out`` and ``likelier`` as ``gear/teacher/informed`` and ``gear/teacher/likelier``.
+    Logs the means of ``stands_out`` and ``share_less_likely``, as ``gear/teacher/informed`` and
+    ``gear/teacher/likelier``.
     Warns once, when enough prompts were seen and neither is clearly other than chance. Costs three passes of at
     most ``PROMPTS_PER_CHECK`` completions. Only for methods that read a teacher.
     """
@@ -133,15 +134,15 @@ class TeacherCheck:
     every: int
     """Steps between two checks; 0 for none."""
     values: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """``stands_out`` and ``likelier`` of each prompt so far."""
+    """``stands_out`` and ``share_less_likely`` of each prompt so far."""
     pool: list[str] = field(default_factory=list[str])
     warned: bool = False
     seen: int | None = None
     """Step of the last batch."""
 
-    def __call__(self, plan: CreditPlan, engine: Engine, config: CreditConfig) -> None:
+    def __call__(self, plan: CreditPlan, engine: Engine) -> None:
         """Check a batch, if its step is due; every process must call this."""
-        batch, own = plan.batch, list(plan.batch.contexts)
+        batch, own = plan.batch, list(plan.teacher.contexts)
         if not self.is_due(batch.step) or not any(signal.teacher for signal in plan.signals):
             return
         everywhere = engine.gather_objects(own)
@@ -150,8 +151,8 @@ class TeacherCheck:
         self.pool = list(known)[:POOL]
         chosen_B = _one_per_prompt(batch, pairs)
         shown = [own] + [[pair and pair[k] for pair in pairs] for k in (0, 1)]
-        scored = [context_logprob(batch, engine, config, texts, chosen_B) for texts in shown]
-        out_B, likelier_B = (engine.gather(compare(*scored)) for compare in (stands_out, likelier))
+        scored = [context_logprob(batch, engine, plan.config, texts, chosen_B) for texts in shown]
+        out_B, likelier_B = (engine.gather(compare(*scored)) for compare in (stands_out, share_less_likely))
         chosen_B = engine.gather(chosen_B)
         if not chosen_B.any():
             return

@@ -44,7 +44,7 @@ def weights(
     return torch.where(mask, weight, 0.0)
 
 
-def measured(
+def metric_sums(
     credit: Credit,
     signals: TokenSignals,
     advantage_B: Float[Tensor, " B"],
@@ -57,7 +57,7 @@ def measured(
 
     >>> credit = Credit(advantage=torch.tensor([[1.0, 1.0, 4.0]]), segment_id=torch.tensor([[0, 0, 1]]))
     >>> signals, no = TokenSignals(mask=torch.ones(1, 3, dtype=torch.bool)), torch.tensor([False])
-    >>> sums, largest = measured(credit, signals, torch.tensor([2.0]), ~no, dict.fromkeys(FALLBACKS, no))
+    >>> sums, largest = metric_sums(credit, signals, torch.tensor([2.0]), ~no, dict.fromkeys(FALLBACKS, no))
     >>> sums["segments"].item(), sums["segment_tokens"].item(), largest.item()
     (1.0, 2.0, 2.0)
     """
@@ -84,10 +84,10 @@ def measured(
     return {name: value.float() for name, value in sums.items()}, largest
 
 
-def finished(sums: dict[str, float], largest_weight: float, seconds: float) -> dict[str, float]:
+def step_metrics(sums: dict[str, float], largest_weight: float, seconds: float) -> dict[str, float]:
     """The metrics of one credit step, from sums over all processes; a mean over nothing is left out.
 
-    >>> finished({"completions": 2.0, "tokens": 8.0, "segments": 1.0, "segment_tokens": 3.0,
+    >>> step_metrics({"completions": 2.0, "tokens": 8.0, "segments": 1.0, "segment_tokens": 3.0,
     ...           "effective_tokens": 7.0, "scored": 2.0, "divergence": 4.0}, 1.5, 0.1)["gear/divergence/mean"]
     0.5
     """
@@ -117,7 +117,7 @@ class SegmentCheck:
     """The share of tokens in segments, for each batch with a scored token."""
 
     def __call__(self, method: CreditAssigner, metrics: Mapping[str, float], rank: int) -> None:
-        """Add the metrics of a batch over all processes (``finished``)."""
+        """Add the metrics of a batch over all processes (``step_metrics``)."""
         if "gear/segments/token_share" not in metrics or not getattr(method, "makes_segments", False):
             return
         self.shares.append(metrics["gear/segments/token_share"])

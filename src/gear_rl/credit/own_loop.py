@@ -13,7 +13,7 @@ from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.prompts import naming_refused
 from gear_rl.credit.step import step
 from gear_rl.engine import ForwardRequest, OneProcess
-from gear_rl.model.forwards import max_positions, unwrapped
+from gear_rl.model.forwards import max_positions, unwrap_model
 from gear_rl.model.teacher import Teacher
 from gear_rl.rollouts import RolloutBatch, left_padded, right_padded
 from gear_rl.signals.passes import ModelPasses
@@ -50,7 +50,8 @@ class LocalEngine(OneProcess):
     """Another model, over the same vocabulary, that is the teacher."""
     tools: Sequence[Sequence[Any]] | None = None
     """The functions that the prompt of each rollout shows; None for those of ``chat_template_kwargs``."""
-    means: list[float] = field(default_factory=list[float])
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the method remembers from batch to batch."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """The ``gear/*`` metrics of the last call."""
     record_sink = None
@@ -140,7 +141,7 @@ class LocalEngine(OneProcess):
 
     @property
     def max_positions(self) -> int | None:
-        return max_positions(unwrapped(self.model).config)
+        return max_positions(unwrap_model(self.model).config)
 
     def render(
         self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None
@@ -246,7 +247,7 @@ def _tensor_of(name: str, values: list[Any]) -> Tensor:
 
 def _ids_of(completions: Any, model: nn.Module) -> list[list[int]]:
     """The token ids of every completion; ``ValueError`` for what is no token of the model's."""
-    policy: Any = unwrapped(model)
+    policy: Any = unwrap_model(model)
     below = int(policy.get_input_embeddings().weight.shape[0])
     listed = [own.tolist() if hasattr(own, "tolist") else own for own in completions]
     if not listed:

@@ -7,6 +7,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.contexts import TeacherPrompts
 from gear_rl.engine import ForwardRequest
 from gear_rl.rollouts import Prompts, RolloutBatch
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
@@ -25,19 +26,13 @@ class CreditPlan:
     signals: Sequence[Signal]
     """Those that the method needs."""
     batch: RolloutBatch
-    """With the privileged contexts that were found."""
-    sources: Sequence[str | None]
-    """Where each rollout's privileged context came from."""
-    teachers: Sequence[Prompts]
-    """The teacher's prompts, and those with the wrong context where there is a contrast."""
+    teacher: TeacherPrompts
     scored_B: Bool[Tensor, " B"]
     """True on the completions whose signals will be read."""
     fallback_B: Mapping[str, Bool[Tensor, " B"]]
     """For each of ``FALLBACKS`` the completions that keep their GRPO advantage for that reason."""
     config: CreditConfig
     """``resolved`` for the method."""
-    source_names: Sequence[str]
-    """The sources of privileged contexts that are tried, in order; empty if the method never reads one."""
 
     def request(self, needs: Sequence[Signal], inputs: Mapping[str, Tensor] | None = None) -> ForwardRequest:
         """The passes that compute these signals; ``inputs`` are the other signals that they read, by name."""
@@ -46,7 +41,7 @@ class CreditPlan:
             step=self.batch.step,
             completions=self.batch.completions,
             student=self.batch.student,
-            teachers=self.teachers,
+            teachers=self.teacher.prompts,
             scored_B=self.scored_B,
             skip_first_tokens=self.config.teacher_skip_first_tokens,
             inputs=inputs or {},
@@ -61,7 +56,7 @@ class CreditResult:
     signals: TokenSignals
     """What the method read; 0 in rows with a non-finite signal."""
     teachers: Sequence[Prompts]
-    """As in the plan."""
+    """The teacher's prompts."""
     scored_B: Bool[Tensor, " B"]
     fallback_B: Mapping[str, Bool[Tensor, " B"]]
     """As in the plan, with the signals that are not finite."""

@@ -28,9 +28,9 @@ def naming_refused(
             except Exception as error:
                 rule = str(error).partition("\n")[0]
                 raise ValueError(
-                    f"prompt: the model's chat template refuses {name} {number}, {_shown(prompt)} ({rule}); give "
-                    "messages that it takes: the system's text before the user's where it has no system role, "
-                    "neighbours of one role joined where roles must alternate"
+                    f"prompt: the model's chat template refuses {name} {number}, {_excerpt(prompt)} ({rule}); "
+                    "give messages that it takes: the system's text before the user's where it has no system "
+                    "role, neighbours of one role joined where roles must alternate"
                 ) from None
         raise
 
@@ -44,7 +44,7 @@ def check_untemplated(
     template ends one. A prompt of plain text may be such a text, unless the teacher's context would come to stand
     behind it (``reads_context``), or the tokenizer would put its first token before it a second time.
     """
-    templated = _templated(tokenizer)
+    templated = _template_ends(tokenizer)
     begin = getattr(tokenizer, "bos_token", None)
     for number, prompt in enumerate(prompts, start=1):
         if isinstance(prompt, str):
@@ -54,12 +54,12 @@ def check_untemplated(
             texts = [text for content in contents for text in texts_of(content)]
         if templated is not None and any(map(templated.search, texts)):
             raise ValueError(
-                f"prompt: {name} {number}, {_shown(prompt)}, went through the chat template already; give its "
+                f"prompt: {name} {number}, {_excerpt(prompt)}, went through the chat template already; give its "
                 "messages, each with role and content, in its place"
             )
 
 
-def _templated(tokenizer: Any) -> re.Pattern[str] | None:
+def _template_ends(tokenizer: Any) -> re.Pattern[str] | None:
     """What only a text that went through the tokenizer's chat template begins or ends with; None if unknown."""
     if not getattr(tokenizer, "chat_template", None):
         return None
@@ -76,7 +76,7 @@ def _templated(tokenizer: Any) -> re.Pattern[str] | None:
     return re.compile("|".join([*(rf"\A\s*{token}" for token in begins), *ends])) if begins or ends else None
 
 
-def _shown(prompt: Any) -> str:
+def _excerpt(prompt: Any) -> str:
     if isinstance(prompt, str):
         return f"{prompt[:60]!r}"
     said = next((text for message in prompt for text in texts_of(message.get("content"))), "")

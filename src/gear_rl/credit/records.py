@@ -29,7 +29,7 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
     for b, kept in enumerate(batch.completions.attention.bool() | signals.mask):
         own = batch.completions.ids[b][kept]
         [tokens] = token_texts(tokenizer, own[None])
-        has_teacher = plan.teachers and plan.sources[b] is not None
+        has_teacher = plan.teacher.prompts and plan.teacher.sources[b] is not None
         records.append(
             Record(
                 step=batch.step + 1,  # as the trainer counts in its log
@@ -47,8 +47,8 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
                 weight=_values(weight[b][kept]),
                 signals={name: _values(x[b][kept]) for name, x in shown.items() if result.scored_B[b]},
                 fallback=next((name for name in FALLBACKS if result.fallback_B[name][b]), None),
-                context=plan.sources[b],
-                teacher_prompt=_text(plan.teachers[0], b, tokenizer) if has_teacher else None,
+                context=plan.teacher.sources[b],
+                teacher_prompt=_text(plan.teacher.prompts[0], b, tokenizer) if has_teacher else None,
                 tools=dict(batch.tool_counts[b]) if batch.tool_counts else {},
                 truncated=bool(batch.truncated) and batch.truncated[b],
             )

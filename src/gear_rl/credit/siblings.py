@@ -72,12 +72,12 @@ def finite_rows(signals: TokenSignals) -> Bool[Tensor, " B"]:
     return finite
 
 
-def cleaned(signals: TokenSignals, keep_B: Bool[Tensor, " B"]) -> TokenSignals:
+def clean_rows(signals: TokenSignals, keep_B: Bool[Tensor, " B"]) -> TokenSignals:
     """The signals with 0 in every other row, so that a NaN there reaches neither method nor loss.
 
     >>> divergence = torch.tensor([[torch.nan], [2.0]])
     >>> signals = TokenSignals(mask=torch.ones(2, 1, dtype=torch.bool), divergence=divergence)
-    >>> cleaned(signals, keep_B=torch.tensor([False, True])).divergence.tolist()
+    >>> clean_rows(signals, keep_B=torch.tensor([False, True])).divergence.tolist()
     [[0.0], [2.0]]
     """
     clean: dict[str, Any] = {
@@ -88,7 +88,7 @@ def cleaned(signals: TokenSignals, keep_B: Bool[Tensor, " B"]) -> TokenSignals:
     return replace(signals, **clean)
 
 
-def without(signals: TokenSignals, absent_B: Bool[Tensor, " B"], alone: int) -> TokenSignals:
+def leave_out_rows(signals: TokenSignals, absent_B: Bool[Tensor, " B"], alone: int) -> TokenSignals:
     """The signals with the completions where ``absent_B`` is True left out of every statistic.
 
     They hold 0, no turn and the group ``alone``, which no other completion has.
@@ -98,12 +98,12 @@ def without(signals: TokenSignals, absent_B: Bool[Tensor, " B"], alone: int) -> 
     ...     divergence=torch.tensor([[torch.nan], [2.0]]),
     ...     group_B=torch.tensor([0, 0]),
     ... )
-    >>> shown = without(signals, torch.tensor([True, False]), alone=1)
+    >>> shown = leave_out_rows(signals, torch.tensor([True, False]), alone=1)
     >>> shown.mask.tolist(), shown.divergence.tolist(), shown.group_B.tolist()
     ([[False], [True]], [[0.0], [2.0]], [1, 0])
     """
     absent = absent_B[:, None]
-    values = dict(cleaned(signals, ~absent_B).values)
+    values = dict(clean_rows(signals, ~absent_B).values)
     for name, value in values.items():
         if name == "group_B":
             values[name] = torch.where(absent_B, alone, value)

@@ -5,35 +5,29 @@ Knows no trainer and no method.
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from gear_rl.credit.config import SOURCES, CreditConfig
-from gear_rl.credit.contexts import (
-    PrivilegedFunction,
-    contexts_of,
-    sources_of,
-    teacher_prompts,
-    warn_of_long,
-)
+from gear_rl.credit.contexts import PrivilegedFunction, prompts_for
 from gear_rl.credit.informed import TeacherCheck
-from gear_rl.credit.metrics import finished, measured
+from gear_rl.credit.metrics import metric_sums, step_metrics
 from gear_rl.credit.plan import CreditPlan, CreditResult
-from gear_rl.credit.prompts import check_untemplated
 from gear_rl.credit.records import records_of
-from gear_rl.credit.siblings import cleaned, credit_beside_siblings, finite_rows, mean_over, without
+from gear_rl.credit.siblings import clean_rows, credit_beside_siblings, finite_rows, leave_out_rows, mean_over
 from gear_rl.engine import Engine
 from gear_rl.environments import TOOL_FAILURES
-from gear_rl.rollouts import Prompts, RolloutBatch
+from gear_rl.rollouts import RolloutBatch
 from gear_rl.signals.passes import PassSignal, skipping_first
 from gear_rl.signals.signal import BatchSignal
-from gear_rl.signals.table import needs_context, signals_of
-from gear_rl.tensor.lists import float_list, int_list
+from gear_rl.signals.table import signals_of
+from gear_rl.tensor.lists import float_list
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.traits import after, at_step, distillation_of, gate_of, is_additive
+from gear_rl.traits import at_step, distillation_of, is_additive, with_state
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 logger = logging.getLogger(__name__)
@@ -59,8 +53,8 @@ def step(
     begin = time.perf_counter()
     plan = prepare(batch, method, engine, config, privileged)
     if teacher_check is not None:
-        teacher_check(plan, engine, config)
-    result = credit_from(plan, collect(plan, engine), engine, config)
+        teacher_check(plan, engine)
+    result = credit_from(plan, collect(plan, engine), engine)
     report(plan, result, engine, time.perf_counter() - begin)
     return result
 
@@ -73,32 +67,9 @@ def prepare(
     privileged: PrivilegedFunction | None = None,
 ) -> CreditPlan:
     """The privileged contexts of the rollouts, and the completions to score; every process must call this."""
-    method = at_step(method, batch.step)
-    signals = signals_of(method.needs)
-    mask, advantage_B = batch.completions.mask, batch.advantage_B
-    trained_B, reads_context = mask.any(-1), needs_context(method)
-    rendered = reads_context and config.teacher_prompt == "render"
-    check_untemplated(batch.prompts, engine.tokenizer, reads_context=rendered)
-    missing_B, long_B = torch.zeros_like(trained_B), torch.zeros_like(trained_B)
-    sources = contexts = list[str | None]([None] * len(mask))
-    teachers = list[Prompts]()
-    if reads_context:
-        found = contexts_of(batch, engine, config, privileged)
-        shown = [found.texts]
-        if found.wrong is not None and any(signal.teacher for signal in signals):
-            # Only a teacher's signals are contrasted, not a distillation term or an answer's confidence.
-            shown.append(found.wrong)
-        for texts in shown:
-            prompts, long = teacher_prompts(batch, engine, config, texts)
-            teachers.append(prompts)
-            missing_B |= missing_B.new_tensor([text is None for text in texts])
-            long_B |= long_B.new_tensor(long)
-        if long_B.any():
-            warn_of_long(config.max_privileged_tokens, engine.max_positions)
-        sources, contexts = (
-            [None if over else value for value, over in zip(values, int_list(long_B), strict=True)]
-            for values in (found.sources, found.texts)
-        )
+    method, trained_B = at_step(method, batch.step), batch.completions.mask.any(-1)
+    teacher = prompts_for(batch, method, engine, config, privileged)
+    missing_B, long_B = teacher.missing_B, teacher.long_B
     fallback_B = {
         "no_context": missing_B & trained_B,
         "long_context": long_B & ~missing_B & trained_B,
@@ -110,29 +81,19 @@ def prepare(
         scored_B = torch.zeros_like(scored_B)
     elif not is_additive(method):
         # Where the advantage is 0 no weight changes anything, so nothing is scored.
-        scored_B = scored_B & (advantage_B != 0)
-    batch = replace(
-        batch,
-        contexts=contexts,
-        success_reward=cast(float, config.success_reward),
-        answer_pattern=config.answer_pattern,
-    )
+        scored_B = scored_B & (batch.advantage_B != 0)
     return CreditPlan(
         method=method,
-        signals=signals,
+        signals=signals_of(method.needs),
         batch=batch,
-        sources=sources,
-        teachers=teachers,
+        teacher=teacher,
         scored_B=scored_B,
         fallback_B=fallback_B,
         config=config,
-        source_names=sources_of(config, privileged) if reads_context else [],
     )
 
 
-def credit_from(
-    plan: CreditPlan, signals: TokenSignals, engine: Engine, config: CreditConfig
-) -> CreditResult:
+def credit_from(plan: CreditPlan, signals: TokenSignals, engine: Engine) -> CreditResult:
     """The method's credit where the signals can be trusted, the completion's own advantage elsewhere.
 
     ``signals`` has all that the method needs.
@@ -151,14 +112,9 @@ def credit_from(
     falls_B = falls_B | absent_B
     base_B = torch.where(falls_B, 0.0, advantage_B) if reads_signals else advantage_B
     alone = batch.num_rollouts  # no group of the batch has this number
-    gate = gate_of(method)
-    if gate in signals:
-        counted = signals.mask & (scored_B & ~falls_B)[:, None]
-        mean = mean_over(signals.get(gate), counted, engine)
-        if mean is not None:
-            engine.means.append(mean)
-            method = after(method, engine.means)
-    credit = credit_beside_siblings(method, base_B, without(signals, absent_B, alone), engine)
+    counted = signals.mask & (scored_B & ~falls_B)[:, None]
+    method = with_state(method, engine.state, lambda name: mean_over(signals.get(name), counted, engine))
+    credit = credit_beside_siblings(method, base_B, leave_out_rows(signals, absent_B, alone), engine)
     # The method itself may divide by zero.
     finite_B = credit.advantage.isfinite().all(-1)
     if credit.distill_weight is not None:
@@ -169,23 +125,23 @@ def credit_from(
         falls_B = falls_B | (advantage_B == 0)  # not scored, so the method's credit is not used
     if falls_B.any():
         credit = credit.falling_back(falls_B, advantage_B, mask)
-        signals = cleaned(signals, ~fallback_B["non_finite"])
+        signals = clean_rows(signals, ~fallback_B["non_finite"])
     if credit.distill_weight is not None:
-        if not plan.teachers:
+        if not plan.teacher.prompts:
             raise ValueError(
                 f"credit: {method.name!r} gives distill_weight, but has no `distillation` that says which "
                 "term it weighs; see gear_rl.traits.Traits"
             )
         # Nothing is distilled on the first tokens of a turn. Their weight is set to 0 as a divergence is.
         weight = TokenSignals(mask=signals.mask, turn_id=signals.turn_id, divergence=credit.distill_weight)
-        skipped = skipping_first(weight, config.teacher_skip_first_tokens)
+        skipped = skipping_first(weight, plan.config.teacher_skip_first_tokens)
         credit = replace(credit, distill_weight=skipped.divergence)
     if batch.trained is not None:
         credit = replace(credit, advantage=torch.where(batch.trained, credit.advantage, 0.0))
     return CreditResult(
         credit=credit,
         signals=signals,
-        teachers=plan.teachers,
+        teachers=plan.teacher.prompts,
         scored_B=scored_B,
         fallback_B=fallback_B,
         trusted_B=scored_B & ~falls_B,
@@ -198,7 +154,11 @@ def collect(plan: CreditPlan, engine: Engine) -> TokenSignals:
     plain = [signal for signal in signals if isinstance(signal, BatchSignal)]
     passes = [signal for signal in signals if not isinstance(signal, BatchSignal)]
     read = [own for signal in passes if isinstance(signal, PassSignal) for own in signal.reads]
-    made = {signal.name: signal.compute(batch, engine) for signal in dict.fromkeys([*plain, *read])}
+    run = {name: getattr(plan.config, name) for name in ("success_reward", "answer_pattern")}
+    run["contexts"] = tuple(plan.teacher.contexts)
+    made = {
+        signal.name: signal.with_run(run).compute(batch, engine) for signal in dict.fromkeys([*plain, *read])
+    }
     values = {signal.name: made[signal.name] for signal in plain}
     if passes:
         values |= engine.forward(plan.request(passes, {signal.name: made[signal.name] for signal in read}))
@@ -209,13 +169,13 @@ def collect(plan: CreditPlan, engine: Engine) -> TokenSignals:
 def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: float) -> None:
     """Log the metrics of the batch and pass on its records; every process must call this."""
     batch = plan.batch
-    sums, largest = measured(
+    sums, largest = metric_sums(
         result.credit, result.signals, batch.advantage_B, result.scored_B, result.fallback_B
     )
     totals = engine.gather(torch.stack(list(sums.values()))[None]).sum(0)
     largest_weight = float(engine.gather(largest[None]).max())
     totals = dict(zip(sums, float_list(totals), strict=True))
-    metrics = finished(totals, largest_weight, seconds)
+    metrics = step_metrics(totals, largest_weight, seconds)
     if metrics["gear/fallback/non_finite"]:
         logger.warning(
             "step %d: %d completions had a NaN or Inf in a signal and kept their GRPO advantage",
@@ -226,14 +186,12 @@ def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: floa
         tools = engine.gather_objects(list(batch.tool_counts))
         for kind in TOOL_FAILURES:
             metrics[f"gear/tools/{kind}"] = float(sum(counts.get(kind, 0) for counts in tools))
-    if plan.source_names:
+    if plan.teacher.tried:
         # A source of another name is the column of a row.
-        found = engine.gather_objects(list(plan.sources))
+        found = engine.gather_objects(list(plan.teacher.sources))
         kinds = [name if name is None or name in SOURCES else "row" for name in found]
-        metrics |= {f"gear/context/{name}": float(kinds.count(name)) for name in plan.source_names}
-    if gate_of(plan.method) and engine.means:
-        metrics["gear/gate"] = engine.means[-1]
-    engine.log(metrics)
+        metrics |= {f"gear/context/{name}": float(kinds.count(name)) for name in plan.teacher.tried}
+    engine.log(metrics | _state_metrics(engine.state))
     if engine.record_sink is not None:
         records = engine.gather_objects(records_of(plan, result, engine.tokenizer))
         if engine.rank == 0:
@@ -248,6 +206,17 @@ def for_loss(batch: RolloutBatch, credit: Credit) -> Tensor:
     trained = batch.completions.mask if batch.trained is None else batch.trained
     plain = torch.where(trained, batch.advantage_B[:, None], 0.0)
     return batch.advantage_B if torch.equal(credit.advantage, plain) else credit.advantage
+
+
+def _state_metrics(state: Mapping[str, Any]) -> dict[str, float]:
+    """The last number of every list that the method remembers."""
+    metrics = dict[str, float]()
+    for name, value in state.items():
+        if isinstance(value, dict):  # of a method inside a method
+            metrics |= _state_metrics(cast(dict[str, Any], value))
+        elif isinstance(value, list) and value:
+            metrics[f"gear/{name}"] = cast(list[float], value)[-1]
+    return metrics
 
 
 def _reads_signals(method: CreditAssigner) -> bool:

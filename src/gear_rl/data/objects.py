@@ -6,18 +6,18 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, cast
 
-from gear_rl.errors import InputError, raised
+from gear_rl.errors import InputError, error_text
 
 Fault = Callable[[Any, Mapping[str, Any]], str | None]
 """What is wrong with a function's result, given its keyword arguments; None if nothing is."""
 
 
-def guarded(function: Callable[..., Any], where: str, name: str, fault: Fault) -> Callable[..., Any]:
+def guard_function(function: Callable[..., Any], where: str, name: str, fault: Fault) -> Callable[..., Any]:
     """The function, raising ``InputError`` with its name for its own exceptions and for a faulty result.
 
     A reward model is returned unchanged.
 
-    >>> guarded(lambda row: row["hint"], "privileged", "mine:hint", context_fault)({})
+    >>> guard_function(lambda row: row["hint"], "privileged", "mine:hint", context_fault)({})
     Traceback (most recent call last):
     gear_rl.errors.InputError: privileged: mine:hint raised KeyError: 'hint'
     """
@@ -25,7 +25,7 @@ def guarded(function: Callable[..., Any], where: str, name: str, fault: Fault) -
         return function
 
     @contextmanager
-    def reported(given: Mapping[str, Any]) -> Generator[None]:
+    def report_errors(given: Mapping[str, Any]) -> Generator[None]:
         try:
             yield
         except InputError:
@@ -34,9 +34,9 @@ def guarded(function: Callable[..., Any], where: str, name: str, fault: Fault) -
             columns = ""
             if fault is reward_fault and isinstance(error, KeyError | TypeError):  # maybe of a missing column
                 columns = f"; it was given {', '.join(given)}"
-            raise InputError(f"{where}: {name} raised {raised(error)}{columns}") from error
+            raise InputError(f"{where}: {name} raised {error_text(error)}{columns}") from error
 
-    def checked(value: Any, given: Mapping[str, Any]) -> Any:
+    def checked_value(value: Any, given: Mapping[str, Any]) -> Any:
         why = fault(value, given)
         if why is not None:
             raise InputError(f"{where}: {name} gave {why}")
@@ -44,15 +44,15 @@ def guarded(function: Callable[..., Any], where: str, name: str, fault: Fault) -
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:
-        with reported(given):
+        with report_errors(given):
             value = function(*args, **given)
-        return checked(value, given)
+        return checked_value(value, given)
 
     @wraps(function)
     async def call_later(*args: Any, **given: Any) -> Any:
-        with reported(given):
+        with report_errors(given):
             value = await function(*args, **given)
-        return checked(value, given)
+        return checked_value(value, given)
 
     chosen = call_later if inspect.iscoroutinefunction(function) else call
     chosen.__name__ = getattr(function, "__name__", name.rpartition(":")[2])  # an object has none

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gear_rl.data.rewards.text import dotted
+from gear_rl.data.rewards.text import value_at
 from gear_rl.data.sources import read, splits_of
 from gear_rl.environments import texts_of
 from gear_rl.errors import InputError, did_you_mean
@@ -53,7 +53,7 @@ def load_rows(
         ]
     if prompts != given:
         rows = with_column(rows, "prompt", prompts, name)
-    rows = _without(rows, name, faults)
+    rows = _leave_out_rows(rows, name, faults)
     return rows if limit is None else rows.take(limit)
 
 
@@ -87,7 +87,9 @@ def load_splits(
     if split != "test" and "test" in splits_of(name, config):
         test = load(split="test", limit=count)
         known = set(map(checksum, test["prompt"][:]))
-        return _without(rows, name, ["prompt held out" if place in known else None for place in places]), test
+        return _leave_out_rows(
+            rows, name, ["prompt held out" if place in known else None for place in places]
+        ), test
     if len(set(places)) == 1 < len(places):
         raise InputError(
             f"held_out: all {len(places)} rows of {name} have one prompt; give an eval_dataset instead"
@@ -188,7 +190,7 @@ def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
             moved[old] = new
         else:
             top = old if old in present else top
-            copied[new] = [dotted({top: value}, old) for value in rows[top][:]]
+            copied[new] = [value_at({top: value}, old) for value in rows[top][:]]
             if all(value is None for value in copied[new]):
                 first = rows[0][top]
                 raise InputError(
@@ -205,7 +207,7 @@ def _with_columns(rows: Any, name: str, columns: Mapping[str, str]) -> Any:
     return rows
 
 
-def _without(rows: Any, name: str, faults: Sequence[str | None]) -> Any:
+def _leave_out_rows(rows: Any, name: str, faults: Sequence[str | None]) -> Any:
     """The rows without a fault; one warning counts the others and names the first, from 1."""
     reasons = Counter(why for why in faults if why is not None)
     if not reasons:

@@ -53,7 +53,7 @@ def read(name: str, config: str | None, split: str, *, limit: int | None = None)
     if "[" in split and (is_generated(name) or _is_file(name) or _is_saved(name)):
         raise InputError(f"dataset: {name} has no split {split!r}; only the hub's datasets have such parts")
     if is_generated(name):
-        return _generated(name, split == "train", limit)
+        return _generated_rows(name, split == "train", limit)
     try:
         if _is_file(name):
             return _file(Path(name))
@@ -108,7 +108,7 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a JSON or CSV file as written, each with the line on which it ends.
 
     A CSV cell is text. A ``.json`` file holds a list of objects (whose line is 0) or one object per line.
-    ``InputError`` names the line of a damaged row, a duplicate key or NaN.
+    ``InputError`` names the line of a damaged row.
 
     >>> from tempfile import NamedTemporaryFile
     >>> with NamedTemporaryFile(suffix=".csv") as file:
@@ -133,16 +133,10 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if separator is not None:
             csv.field_size_limit(2**31 - 1)
             rows: Iterator[Any] = csv.DictReader(lines(), strict=True, delimiter=separator)
-            names = rows.fieldnames or ()
-            if len(set(names)) < len(names):
-                raise ValueError("two columns have the same name")
-            other = next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
-            if other is not None:
-                raise ValueError(f"the separator is {other!r}; write {separator!r} in its place")
         elif _kind(path) == ".json" and content.lstrip(_BLANK)[:1] == b"[":
-            rows = iter(_parsed(content.decode("utf-8-sig")))
+            rows = iter(_parse_json(content.decode("utf-8-sig")))
         else:
-            rows = (_parsed(line) for line in map(str.strip, lines()) if line)
+            rows = (_parse_json(line) for line in map(str.strip, lines()) if line)
         for row in rows:
             if not isinstance(row, dict):
                 raise ValueError(f"expected an object, found {type(row).__name__}")
@@ -155,21 +149,11 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise InputError(f"{path}{place}: {getattr(error, 'msg', error)}") from None
 
 
-def _parsed(text: str) -> Any:
-    """Parse JSON. Raises ``ValueError`` for NaN, a repeated key and half a character, which ``json`` accepts."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        row, names = dict(pairs), [name for name, _ in pairs]
-        if len(row) < len(names):
-            raise ValueError(f"the key {max(names, key=names.count)!r} stands twice")
-        return row
-
-    def refused(word: str) -> Any:
-        raise ValueError(f"{word} is no JSON value; write null, or quote it")
-
-    value = json.loads(text, object_pairs_hook=unique, parse_constant=refused)
+def _parse_json(text: str) -> Any:
+    """Parse JSON. Raises ``ValueError`` for half a character, which ``json`` accepts."""
+    value = json.loads(text)
     if "\\ud" in text.lower():
-        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no character
+        json.dumps(value, ensure_ascii=False).encode()
     return value
 
 
@@ -207,7 +191,7 @@ def _load(name: str, config: str | None, split: str) -> Any:
     return datasets.load_dataset(name, config, split=split, **text)
 
 
-def _generated(name: str, train: bool, limit: int | None) -> Any:
+def _generated_rows(name: str, train: bool, limit: int | None) -> Any:
     from datasets import Dataset
 
     family, _, rest = name.partition("/")

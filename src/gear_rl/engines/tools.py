@@ -27,7 +27,7 @@ from gear_rl.environments import (
     is_blocks,
     texts_of,
 )
-from gear_rl.errors import InputError, raised
+from gear_rl.errors import InputError, error_text
 
 _CALL_OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 """How chat formats begin a call."""
@@ -88,7 +88,7 @@ class ToolGuard:
         """The function with its signature and docstring, and the guard around it."""
         check, signature = _argument_checks(function), inspect.signature(function)
 
-        def checked(own: tuple[Any, ...], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        def checked_arguments(own: tuple[Any, ...], arguments: Mapping[str, Any]) -> dict[str, Any]:
             values: dict[str, Any] = {}
             for name, value in arguments.items():
                 try:
@@ -108,7 +108,7 @@ class ToolGuard:
             async def guarded_async(*own: Any, **arguments: Any) -> Any:
                 if not self._serving or _INSIDE.get():
                     return await function(*own, **arguments)
-                values, limit = checked(own, arguments), asyncio.timeout(self.time_limit)
+                values, limit = checked_arguments(own, arguments), asyncio.timeout(self.time_limit)
                 with self._failures(asyncio.CancelledError):
                     try:
                         async with limit:
@@ -121,14 +121,14 @@ class ToolGuard:
             return guarded_async
 
         @wraps(function)
-        def guarded(*own: Any, **arguments: Any) -> Any:
+        def guarded_tool(*own: Any, **arguments: Any) -> Any:
             if not self._serving or _INSIDE.get():
                 return function(*own, **arguments)
-            values = checked(own, arguments)
-            with self._failures(), _limited(self.time_limit):
+            values = checked_arguments(own, arguments)
+            with self._failures(), _time_limit(self.time_limit):
                 return self._cut(function(*own, **values))
 
-        return guarded
+        return guarded_tool
 
     def environment(self, factory: Callable[[], Any]) -> Callable[[], Any]:
         """A factory of the same environments with guarded tools, whose privileged context is no tool.
@@ -161,7 +161,7 @@ class ToolGuard:
                 body[name] = property(inspect.getattr_static(cls, name).__get__)
         for name in ("reset", "get_reward"):
             if inspect.isfunction(method := inspect.getattr_static(cls, name, None)):
-                body[name] = _reported(method, f"environment: {cls.__name__}.{name}()")
+                body[name] = _reporting_method(method, f"environment: {cls.__name__}.{name}()")
         guarded = type(cls.__name__, (cls,), body)
         if hasattr(cls, PRIVILEGED_CONTEXT):
             setattr(guarded, PRIVILEGED_CONTEXT, None)  # pydantic would take it for a field in the body
@@ -245,12 +245,12 @@ class ToolGuard:
         return f"{text[: self.max_chars]} [cut: {len(text) - self.max_chars} more characters]"
 
 
-def _reported(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _reporting_method(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A method of the environment, whose errors are one line each."""
     signature = inspect.signature(method)
 
     @contextmanager
-    def reported(own: tuple[Any, ...], row: Mapping[str, Any]) -> Generator[None]:
+    def report_errors(own: tuple[Any, ...], row: Mapping[str, Any]) -> Generator[None]:
         try:
             signature.bind(*own, **row)
         except TypeError as error:
@@ -261,9 +261,9 @@ def _reported(method: Callable[..., Any], name: str) -> Callable[..., Any]:
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"{name} raised {raised(error)}") from error
+            raise InputError(f"{name} raised {error_text(error)}") from error
 
-    def checked(value: Any) -> Any:
+    def checked_result(value: Any) -> Any:
         if method.__name__ == "get_reward" and value is not None:
             try:
                 float(value + 0)
@@ -273,13 +273,13 @@ def _reported(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     @wraps(method)
     def call(*own: Any, **row: Any) -> Any:
-        with reported(own, row):
-            return checked(method(*own, **row))
+        with report_errors(own, row):
+            return checked_result(method(*own, **row))
 
     @wraps(method)
     async def call_later(*own: Any, **row: Any) -> Any:
-        with reported(own, row):
-            return checked(await method(*own, **row))
+        with report_errors(own, row):
+            return checked_result(await method(*own, **row))
 
     return call_later if inspect.iscoroutinefunction(method) else call
 
@@ -311,7 +311,7 @@ def _argument_checks(function: Callable[..., Any]) -> dict[str, Callable[[Any], 
 
 
 @contextmanager
-def _limited(seconds: float | None) -> Generator[None]:
+def _time_limit(seconds: float | None) -> Generator[None]:
     """Raise ``_TimeUp`` in the body after so many seconds, and again after as many if the body swallows it."""
     on_main = threading.current_thread() is threading.main_thread()
     if seconds is None or not on_main or not hasattr(signal, "setitimer"):
@@ -319,11 +319,11 @@ def _limited(seconds: float | None) -> Generator[None]:
         return
     running = True
 
-    def late(number: int, frame: types.FrameType | None) -> None:
+    def end_late_body(number: int, frame: types.FrameType | None) -> None:
         if running:
             raise _TimeUp
 
-    handler = signal.signal(signal.SIGALRM, late)
+    handler = signal.signal(signal.SIGALRM, end_late_body)
     before = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         try:

@@ -19,7 +19,7 @@ from transformers.generation.logits_process import LogitsProcessor, LogitsProces
 
 from gear_rl.engine import Engine
 from gear_rl.engines.trl import GEARTrainer
-from gear_rl.engines.trl.evaluation import unnoticed
+from gear_rl.engines.trl.evaluation import leave_no_trace
 from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.lab.sampling import serving
 from gear_rl.model.forwards import head_of, hidden_states
@@ -193,7 +193,7 @@ Finish = Callable[[Sequence[Begun], SharedNoise], Sequence[float]]
 """The rewards of begun rollouts."""
 
 
-def branched(
+def branched_advantages(
     trainer: Any, finish: Finish, branches: int
 ) -> Callable[[RolloutBatch, Engine], Float[Tensor, "B T"]]:
     """The function that estimates the true advantages of a trainer's rollouts from rewards alone, unbiased.
@@ -211,7 +211,7 @@ def branched(
         noise = SharedNoise(vocabulary=vocabulary, seed=(trainer.args.seed, batch.step))
         # Each prompt has branches of its own, so that the errors of two prompts are independent.
         own = [[branches * group + m for m in range(branches)] for group in batch.group]
-        drawn = _drawn(trainer, batch, own, noise)
+        drawn = _draw_tokens(trainer, batch, own, noise)
         # By completion and branch: the places where the branch leaves it, and the rollouts that begin there.
         leaves: list[tuple[int, list[tuple[int, Begun]]]] = []
         for b, row in enumerate(batch.rows):
@@ -239,7 +239,7 @@ def branched(
     return true_advantage
 
 
-def _drawn(
+def _draw_tokens(
     trainer: Any, batch: RolloutBatch, own: Sequence[Sequence[int]], noise: SharedNoise
 ) -> Int[Tensor, "B M T"]:
     """The token that each branch draws in each place of a completion, given the completion's tokens before it."""
@@ -248,7 +248,7 @@ def _drawn(
     seen = torch.cat([batch.student.attention_BP, completions.attention], -1)
     size, tile = int(trainer.args.per_device_eval_batch_size), max(1, _LOGITS // noise.vocabulary)
     drawn = torch.zeros(count, len(own[0]), width, dtype=torch.long)
-    with unnoticed(trainer):
+    with leave_no_trace(trainer):
         trainer.model.eval()  # as for the continuations
         head = head_of(trainer.model, trainer.temperature)
         for first in range(0, count, size):

@@ -105,6 +105,6 @@ def outcome_of(cells: Sequence[Cell]) -> Outcome:
     return "reward" if any(cell.graded for cell in cells) else "success"
 
 
-def plain(value: Frozen, **left_out: Any) -> dict[str, Any]:
+def plain_fields(value: Frozen, **left_out: Any) -> dict[str, Any]:
     """The value for JSON, without what is as it is by default."""
     return value.model_dump(mode="json", exclude_defaults=True, **left_out)

@@ -14,7 +14,7 @@ from gear_rl.arena.task import get_task
 from gear_rl.errors import InputError
 from gear_rl.lab.cells import Cell, Outcome, name_at_rate, outcome_of
 from gear_rl.lab.lineup import BASELINE, CEILING, SFT, line_up
-from gear_rl.lab.training import Spec, finished, run_cells
+from gear_rl.lab.training import Spec, finished_cell, run_cells
 from gear_rl.method_builder import build_method
 from gear_rl.runs.arena import task_of
 from gear_rl.user_objects import code_of
@@ -198,13 +198,13 @@ def grid(rate: float, count: int) -> list[float]:
     >>> grid(4e-4, 4), grid(4e-4, 1)
     ([0.0002, 0.0004, 0.0008, 0.0016], [0.0004])
     """
-    return [_rounded(rate * FACTOR ** (n - (count - 1) // 2)) for n in range(count)]
+    return [_round_rate(rate * FACTOR ** (n - (count - 1) // 2)) for n in range(count)]
 
 
-def worth(ends: Sequence[float | None]) -> float:
+def worth_of_rate(ends: Sequence[float | None]) -> float:
     """What a rate is chosen by: the mean of where its runs ended; minus infinity if one failed.
 
-    >>> worth([0.9, 0.7]), worth([0.9, None])
+    >>> worth_of_rate([0.9, 0.7]), worth_of_rate([0.9, None])
     (0.8, -inf)
     """
     done = [end for end in ends if end is not None]
@@ -229,12 +229,12 @@ def next_rate(accuracy: Mapping[float, float], first: list[float]) -> float | No
     chosen, low, high = best(accuracy), min(accuracy), max(accuracy)
     if len(first) < 2 or low < chosen < high:
         return None
-    beyond = _rounded(chosen * FACTOR if chosen == high else chosen / FACTOR)
+    beyond = _round_rate(chosen * FACTOR if chosen == high else chosen / FACTOR)
     limit = FACTOR**MOST_STEPS * 1.01
     return beyond if min(first) / limit <= beyond <= max(first) * limit else None
 
 
-def _rounded(rate: float) -> float:
+def _round_rate(rate: float) -> float:
     """Two ways to the same rate must give the same number: it names a file."""
     return float(f"{rate:.4g}")
 
@@ -258,7 +258,7 @@ def run_plan(
     tuned: dict[str, dict[str, Any]] = {}
 
     def run(specs: list[Spec], later: int) -> list[Cell]:
-        todo = sum(finished(spec, folder) is None for spec in specs)
+        todo = sum(finished_cell(spec, folder) is None for spec in specs)
         expect(todo + later, len(specs) + later)
         return run_cells(specs, folder, jobs=jobs, each=each, estimate=estimate)
 
@@ -273,7 +273,7 @@ def run_plan(
                 if cell.method == method and cell.rate is not None:
                     after = cell.ends(outcome)
                     ends.setdefault(cell.rate, []).append(after and after[1])
-            tried = {rate: worth(ends[rate]) for rate in sorted(ends)}
+            tried = {rate: worth_of_rate(ends[rate]) for rate in sorted(ends)}
             beyond = next_rate(tried, first)
             if beyond is not None:
                 rates[method].append(beyond)
@@ -286,7 +286,7 @@ def run_plan(
     return reported, tuned
 
 
-def compared(plan: Plan, cells: Sequence[Cell], tuned: Mapping[str, Any], *, command: str) -> "Findings":
+def findings_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[str, Any], *, command: str) -> "Findings":
     """The findings: verdicts, runs and settings; nothing depends on time or on interruptions."""
     from gear_rl.lab.report import Findings
     from gear_rl.lab.verdict import compare

@@ -90,7 +90,7 @@ def line_up(
     engine: dict[str, dict[str, Any]] = {}
     own: dict[str, dict[str, Any]] = {}
     for name, credit in named.items():
-        own[name] = taken(credit, ("rollouts", SFT))
+        own[name] = take_settings(credit, ("rollouts", SFT))
         if agent and SFT in own[name]:
             raise InputError(
                 f"--methods: {name}: an agent's answers cannot be imitated without its tools; take raft, which "
@@ -101,20 +101,20 @@ def line_up(
             raise InputError(f"--methods: {name}: rollouts: {rollouts}; give a multiple of {whole}")
         if not (isinstance(own[name].get(SFT, 0), int | float) and 0 <= own[name].get(SFT, 0) <= 1):
             raise InputError(f"--methods: {name}: sft: {own[name][SFT]}; give a share of the steps, 0 to 1")
-        given_here = taken(credit, [field.name for field in fields(CreditConfig)])
+        given_here = take_settings(credit, [field.name for field in fields(CreditConfig)])
         engine[name] = engine_settings_of(build_method(credit)) | dict(usual) | given_here
     return named, engine, own, ceiling
 
 
-def taken(credit: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def take_settings(credit: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Takes these settings out of a method, and out of the methods inside it.
 
     >>> credit = {"name": "mixed", "first": {"name": "gear", "teacher_model_kind": "live"}}
-    >>> taken(credit, ["teacher_model_kind"]), credit
+    >>> take_settings(credit, ["teacher_model_kind"]), credit
     ({'teacher_model_kind': 'live'}, {'name': 'mixed', 'first': {'name': 'gear'}})
     """
     found = {name: credit.pop(name) for name in names if name in credit}
     for value in list(credit.values()):
         if isinstance(value, dict):
-            found |= taken(cast(dict[str, Any], value), names)
+            found |= take_settings(cast(dict[str, Any], value), names)
     return found

@@ -13,7 +13,7 @@ from gear_rl.arena.task import DEFAULT_TASK, TEMPLATE, Case, get_task
 from gear_rl.credit.config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.contexts import privileged_context, render, wrong_contexts
 from gear_rl.credit.own_loop import LocalEngine
-from gear_rl.data.rewards.text import dotted
+from gear_rl.data.rewards.text import value_at
 from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import read_text
 from gear_rl.engines.models import load_causal_lm, load_frozen_teacher, load_tokenizer
@@ -82,9 +82,9 @@ def read_marked(
     marked: list[Marked] = []
     aside: list[tuple[int, str]] = []
     for number, line in read_text(path):
-        row = line | {new: dotted(line, old) for new, old in run.columns.items()}
+        row = line | {new: value_at(line, old) for new, old in run.columns.items()}
         try:
-            marked.append(_marked(row, number, run))
+            marked.append(_marked_row(row, number, run))
         except UnusableError as why:
             aside.append((number, str(why)))
         if len(marked) == n:
@@ -105,7 +105,7 @@ def _check_usable(usable: Sequence[Any], aside: Sequence[tuple[int, str]], path:
         raise InputError(f"--data: none of the {len(aside)} lines of {path} can be used; line {line}: {why}")
 
 
-def _marked(row: Mapping[str, Any], number: int, run: RunConfig) -> Marked:
+def _marked_row(row: Mapping[str, Any], number: int, run: RunConfig) -> Marked:
     for name in ("prompt", "completion", "fault"):
         if name not in row:
             raise UnusableError(f"{name}: missing; {did_you_mean(name, row)} (--columns.{name} COLUMN)")
@@ -305,7 +305,7 @@ def _case(one: Marked, engine: LocalEngine, config: CreditConfig, max_tokens: in
     def ids(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def ended(written: list[int]) -> list[int]:
+    def with_end_token(written: list[int]) -> list[int]:
         end = tokenizer.eos_token_id
         return written if end is None or written[-1] == end else [*written, end]
 
@@ -332,8 +332,14 @@ def _case(one: Marked, engine: LocalEngine, config: CreditConfig, max_tokens: in
     if not fault or not other:
         raise UnusableError("fault: the tokenizer does not say which tokens the marked characters are")
     spans = [token_span(tokenizer, one.completion, *span) or range(0) for span in one.decisions]
-    choices = tuple(any(t in span for span in spans) for t in range(len(ended(wrong))))
-    return Case(row=one.row, faulty=[ended(wrong)], right=[ended(other)], fault=fault, choices=choices)
+    choices = tuple(any(t in span for span in spans) for t in range(len(with_end_token(wrong))))
+    return Case(
+        row=one.row,
+        faulty=[with_end_token(wrong)],
+        right=[with_end_token(other)],
+        fault=fault,
+        choices=choices,
+    )
 
 
 def token_span(tokenizer: Any, text: str, start: int, end: int) -> range | None:

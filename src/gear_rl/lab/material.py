@@ -79,7 +79,7 @@ def arena_material(task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 
     size = of.budgets[tier].rollouts_per_step
 
     def pairs(reference: Any) -> list[Pair]:
-        return [_played(case, of, tokenizer) for case in of.cases(tokenizer, tier, n, reference=reference)]
+        return [_play_case(case, of, tokenizer) for case in of.cases(tokenizer, tier, n, reference=reference)]
 
     return Material(
         engine=LocalEngine(model, tokenizer, chat_template_kwargs=template, batch_size=size),
@@ -87,7 +87,7 @@ def arena_material(task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 
         batch=size,
         pairs=pairs("trace"),
         blind=pairs("shuffled"),
-        rewards=lambda pairs, credit: _judged(pairs, of, tier, credit),
+        rewards=lambda pairs, credit: _rewards_of(pairs, of, tier, credit),
         about={
             "what": "absolute credit on completions with one planted fault; the fault is the first wrong token",
             "task": of.name,
@@ -111,7 +111,7 @@ def _tools(environment: Any) -> list[Any]:
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
 
-def _played(case: Case, task: Task, tokenizer: Any) -> Pair:
+def _play_case(case: Case, task: Task, tokenizer: Any) -> Pair:
     """The case with its messages; of an agent's task the calls are made."""
     texts = [
         [tokenizer.decode(ids, skip_special_tokens=True) for ids in turns[::2]]
@@ -138,7 +138,9 @@ def _played(case: Case, task: Task, tokenizer: Any) -> Pair:
     return Pair(case=case, row=case.row, messages=(messages[0], messages[1]), environments=environments)
 
 
-def _judged(pairs: Sequence[Pair], task: Task, tier: str, credit: Mapping[str, Any]) -> Float[Tensor, "B R"]:
+def _rewards_of(
+    pairs: Sequence[Pair], task: Task, tier: str, credit: Mapping[str, Any]
+) -> Float[Tensor, "B R"]:
     """The task's own rewards, or those that the method compares."""
     if task.environment is not None:
         values = [[one.get_reward()] for pair in pairs for one in pair.environments or ()]

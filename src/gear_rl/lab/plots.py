@@ -19,7 +19,7 @@ from gear_rl.lab.cells import Cell, Curve
 from gear_rl.lab.statistics import Interval, mean_interval
 from gear_rl.lab.verdict import Comparison
 from gear_rl.view.picture import figure_style, svg_of, write_figure
-from gear_rl.view.terminal import shortened, visible
+from gear_rl.view.terminal import shorten_text, visible_text
 
 if TYPE_CHECKING:
     from gear_rl.lab.report import Findings
@@ -96,10 +96,10 @@ def _final(c: Comparison, cells: Sequence[Cell]) -> Any:
     _reference(right, 0.0)
     level = f"{100 * c.level:g} %"
     unit = "mean reward" if c.outcome == "reward" else "share correct"
-    _tidy(left, f"Final {_measure(c)}", f"{unit} · {level} interval of each mean", grid="x")
+    _style_axes(left, f"Final {_measure(c)}", f"{unit} · {level} interval of each mean", grid="x")
     own = f"; {_name(c.ceiling)} not corrected" if c.ceiling else ""
     held = f"intervals hold together at {level}{own}"
-    _tidy(right, f"Difference to {_name(c.baseline)}", held, grid="x")
+    _style_axes(right, f"Difference to {_name(c.baseline)}", held, grid="x")
     _rows_axis(left, [_name(verdict.method) for verdict in c.verdicts])
     right.tick_params(axis="y", length=0)
     for axes in (left, right):
@@ -143,7 +143,7 @@ def _curves(c: Comparison, cells: Sequence[Cell]) -> Any:
                 if c.outcome != "reward":
                     low, high = [max(0.0, end) for end in low], [min(1.0, end) for end in high]
                 axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
-        _tidy(axes, _name(method), "")
+        _style_axes(axes, _name(method), "")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     figure.supxlabel(f"optimizer step · grey: {_name(c.baseline)}", fontsize=8, color=_QUIET)
     figure.supylabel(f"held-out {_measure(c)}", fontsize=8, color=_QUIET)
@@ -151,10 +151,10 @@ def _curves(c: Comparison, cells: Sequence[Cell]) -> Any:
 
 
 def _name(name: str) -> str:
-    return shortened(visible(name), 28) or "?"
+    return shorten_text(visible_text(name), 28) or "?"
 
 
-def _tidy(axes: Any, title: str, xlabel: str, grid: str = "y") -> None:
+def _style_axes(axes: Any, title: str, xlabel: str, grid: str = "y") -> None:
     axes.set_title(title, loc="left", fontsize=9.5, weight="bold", color=_INK)
     axes.set_xlabel(xlabel, color=_QUIET)
     axes.tick_params(color=_QUIET, labelcolor=_QUIET)

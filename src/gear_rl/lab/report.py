@@ -13,7 +13,7 @@ from markupsafe import Markup
 from pydantic import ValidationError
 
 from gear_rl.files import replace_file
-from gear_rl.lab.cells import RUNS, Cell, Frozen, Outcome, plain
+from gear_rl.lab.cells import RUNS, Cell, Frozen, Outcome, plain_fields
 from gear_rl.lab.plots import drawings, inline_svg, write_png
 from gear_rl.lab.verdict import Comparison, compare
 
@@ -48,7 +48,7 @@ def write_runs(findings: Findings, path: Path) -> None:
     """Write a comparison: a line that says what it is, and a line for each run."""
     c, about = findings.comparison, {name: getattr(findings, name) for name in _About.model_fields}
     lines = [_Head(**about, baseline=c.baseline, ceiling=c.ceiling, outcome=c.outcome), *c.cells]
-    text = "".join(json.dumps(plain(line), separators=(",", ":")) + "\n" for line in lines)
+    text = "".join(json.dumps(plain_fields(line), separators=(",", ":")) + "\n" for line in lines)
     replace_file(path, text.encode())
 
 
@@ -94,7 +94,7 @@ def save_report(findings: Findings, out: Path) -> None:
         loader=PackageLoader("gear_rl.lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    filters: tuple[Any, ...] = (_number, _signed, _span, _percent, _plural)
+    filters: tuple[Any, ...] = (_number, _signed_number, _span, _percent, _plural)
     pages.filters.update({one.__name__.removeprefix("_"): one for one in filters})
     drawn = [
         {"label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
@@ -116,7 +116,7 @@ def _number(value: float | None, digits: int = 3) -> str:
     return text.removeprefix("-") if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
-def _signed(value: float | None) -> str:
+def _signed_number(value: float | None) -> str:
     text = _number(value)
     return f"+{text}" if value is not None and value > 0 and float(text) > 0 else text
 

@@ -12,7 +12,7 @@ import torch
 
 from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.engines.trl import GEARTrainer
-from gear_rl.engines.trl.evaluation import unnoticed
+from gear_rl.engines.trl.evaluation import leave_no_trace
 from gear_rl.engines.trl.rollouts import functions_of
 from gear_rl.rollouts import RolloutBatch
 
@@ -27,7 +27,7 @@ def sample(trainer: GEARTrainer, rows: Sequence[Mapping[str, Any]], *, seed: int
     inputs = [dict(row) for row in rows for _ in range(each)]
     tries, trainer.num_generations_eval = trainer.num_generations_eval, each
     try:
-        with unnoticed(trainer):
+        with leave_no_trace(trainer):
             trainer.model.eval()  # in training it would assign credit
             torch.manual_seed(seed)
             return trainer.rollouts.batch(trainer, trainer._generate_and_score_completions(inputs))

@@ -78,7 +78,7 @@ class _Row:
     method: CreditAssigner
     config: CreditConfig
     informed: bool
-    means: list[float]
+    state: dict[str, Any]
 
     @property
     def shared(self) -> tuple[Any, ...]:
@@ -111,19 +111,19 @@ def score(
     controls = {UNINFORMED: {"name": "gear"}, ENTROPY_ONSETS: {"name": "gear", "onset_signal": "entropy"}}
     kept = credits_of(named | controls, material, progress=progress)
     rows = [
-        _localised(name, kept[name], role="floor" if name in _FLOORS else "method")
+        _localised_row(name, kept[name], role="floor" if name in _FLOORS else "method")
         for name in named
         if name in methods or name in _FLOORS
     ]
-    rows += [_localised(name, kept[name], role="control") for name in controls]
+    rows += [_localised_row(name, kept[name], role="control") for name in controls]
     for name, signal in SIGNALS.items():
         source = kept["gear" if name in ("entropy", "divergence") else "rlsd"]
-        rows.append(_localised(name, source, role="control", signal=signal))
-    rows.append(_localised("oracle", kept["uniform"], role="ceiling"))
+        rows.append(_localised_row(name, source, role="control", signal=signal))
+    rows.append(_localised_row("oracle", kept["uniform"], role="ceiling"))
     return {
         **material.about,
         "threads": torch.get_num_threads(),
-        "methods": {row["name"]: _rounded(row) for row in rows},
+        "methods": {row["name"]: _rounded_row(row) for row in rows},
         "versions": versions(),
     }
 
@@ -143,7 +143,7 @@ def credits_of(
         method = build_method(credit)
         config = material.config.resolved(method, announce=False)
         row = _Row(
-            credit=credit, method=at_step(method, 0), config=config, informed=name != UNINFORMED, means=[]
+            credit=credit, method=at_step(method, 0), config=config, informed=name != UNINFORMED, state={}
         )
         together.setdefault(row.shared, {})[name] = row
     found: dict[str, list[Found]] = {name: [] for name in credits}
@@ -157,7 +157,7 @@ def credits_of(
             for name, result in _results(rows, some, material):
                 progress(name, done, total)
                 done += len(some)
-                found[name] += [_found(pair.case, result, 2 * i) for i, pair in enumerate(some)]
+                found[name] += [_found_row(pair.case, result, 2 * i) for i, pair in enumerate(some)]
     return found
 
 
@@ -171,19 +171,19 @@ def _results(
     plan = prepare(batch, Reading(needs=needs), material.engine, first.config)
     signals = collect(plan, material.engine)
     for name, row in rows.items():
-        engine = replace(material.engine, means=row.means)
+        engine = replace(material.engine, state=row.state)
         own = TokenSignals(
             mask=signals.mask,
             turn_id=signals.turn_id,
             values={name: signals.get(name) for name in names_of(row.method.needs)},
         )
         try:
-            yield name, credit_from(prepare(batch, row.method, engine, row.config), own, engine, row.config)
+            yield name, credit_from(prepare(batch, row.method, engine, row.config), own, engine)
         except ValueError as error:  # a method may need more than one reward function or turn
             raise InputError(f"--methods: {row.method.name}: {error}") from None
 
 
-def _found(case: Case, result: CreditResult, b: int) -> Found:
+def _found_row(case: Case, result: CreditResult, b: int) -> Found:
     """Row ``b`` of a batch's result, without padding."""
     credit, signals = result.credit, result.signals
     count = sum(map(len, case.faulty))
@@ -201,7 +201,7 @@ def _found(case: Case, result: CreditResult, b: int) -> Found:
     )
 
 
-def _localised(name: str, found: list[Found], *, role: Role, signal: str | None = None) -> dict[str, Any]:
+def _localised_row(name: str, found: list[Found], *, role: Role, signal: str | None = None) -> dict[str, Any]:
     """Of the credit, or of ``signal`` in its place; the ceiling puts all on the fault."""
     located: list[Located | str] = []
     among_choices: list[Located | str] = []
@@ -238,7 +238,7 @@ def _signal(one: Found, name: str) -> list[float]:
     return [student - teacher for student, teacher in pairs]  # large where the teacher finds a token unlikely
 
 
-def _rounded(one: dict[str, Any]) -> dict[str, Any]:
+def _rounded_row(one: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {name: one[name] for name in ("role", "n", "left_out")}
     for name in ("auc", "auc_choices", "share", "lift", "rank", "distance"):
         mean, interval, count = one[name]

@@ -10,7 +10,7 @@ import torch
 
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import contexts_of
-from gear_rl.credit.informed import context_logprob, likelier, stands_out, two_others
+from gear_rl.credit.informed import context_logprob, share_less_likely, stands_out, two_others
 from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, Verdict, verdict
@@ -95,8 +95,8 @@ def examine(
         trainer = make_trainer(sampling_config(config, samples, folder))
         rows = [dict(row) for row in trainer.train_dataset.take(n)]
         total = 2 * samples * len(rows)
-        sampled = list(_sampled(trainer, rows, seed, progress, total))
-        scored = list(_scored(sampled, trainer.args, samples, progress))
+        sampled = list(_sample_rows(trainer, rows, seed, progress, total))
+        scored = list(_score_rows(sampled, trainer.args, samples, progress))
     if not scored:
         raise InputError(
             "max_completion_length: no completion was scored; where all are cut off and "
@@ -147,7 +147,7 @@ def sampling_config(config: RunConfig, samples: int, folder: str) -> RunConfig:
     return run
 
 
-def _sampled(
+def _sample_rows(
     trainer: Any, rows: Sequence[dict[str, Any]], seed: int, progress: Progress, total: int
 ) -> Iterator[_Sampled]:
     each = int(trainer.num_generations)
@@ -157,11 +157,11 @@ def _sampled(
         batch = sample(trainer, rows[first : first + size], seed=seed + first)
         engine = sampled_engine(trainer)
         # Before the next batch: an environment gives its context until its next reset.
-        found = contexts_of(batch, engine, trainer.args, trainer.privileged)
-        yield _Sampled(batch, engine, found.sources, found.texts)
+        sources, contexts, _ = contexts_of(batch, engine, trainer.args, trainer.privileged)
+        yield _Sampled(batch, engine, sources, contexts)
 
 
-def _scored(
+def _score_rows(
     sampled: Sequence[_Sampled], config: CreditConfig, samples: int, progress: Progress
 ) -> Iterator[Scored]:
     """The scores of every completion that has tokens, a context, and two other rows with other contexts."""
@@ -178,7 +178,7 @@ def _scored(
         kept_B = mask.any(-1) & usable
         shown = [own, *([pair and pair[k] for pair in pairs] for k in (0, 1)), None]
         scored = [context_logprob(batch, engine, config, texts, kept_B) for texts in shown]
-        out, more = (float_list(compare(*scored[:3])) for compare in (stands_out, likelier))
+        out, more = (float_list(compare(*scored[:3])) for compare in (stands_out, share_less_likely))
         means = [float_list(values.sum(-1) / mask.sum(-1).clamp_min(1)) for values in scored]
         for b in torch.nonzero(kept_B)[:, 0].tolist():
             mine, second, third, none = (mean[b] for mean in means)

@@ -24,7 +24,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from gear_rl.files import replace_file
-from gear_rl.lab.cells import Cell, Frozen, Score, plain
+from gear_rl.lab.cells import Cell, Frozen, Score, plain_fields
 from gear_rl.lab.oracle import Oracle, estimate_of
 from gear_rl.method_builder import build_method
 from gear_rl.rollouts import succeeds
@@ -103,7 +103,7 @@ class _File(Frozen):
     cell: Cell
 
 
-def finished(spec: Spec, folder: Path) -> Cell | None:
+def finished_cell(spec: Spec, folder: Path) -> Cell | None:
     """The run's numbers, if they are in the folder; None also for a run that failed, which is run again."""
     try:
         file = _File.model_validate_json((folder / spec.file).read_text(encoding="utf-8"))
@@ -135,7 +135,7 @@ def run_cells(
     """
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes: more threads only wait for each other
-    cells = [finished(spec, folder) for spec in specs]
+    cells = [finished_cell(spec, folder) for spec in specs]
     others = {*multiprocessing.active_children()}
     context = multiprocessing.get_context("spawn")
     # Our end is open here alone: once it is closed, or we die, every process ends.
@@ -151,7 +151,7 @@ def run_cells(
             return thread.process.submit(run_cell, spec, folder).result()
         except BrokenProcessPool as error:
             thread.process = None
-            return _failed(spec, f"its process died: {error}")
+            return _failed_cell(spec, f"its process died: {error}")
 
     with ThreadPoolExecutor(jobs) as threads:
         try:
@@ -205,7 +205,7 @@ def _common(spec: Spec) -> dict[str, Any]:
     return {"method": spec.name} | {name: getattr(spec, name) for name in names}
 
 
-def _failed(spec: Spec, error: str) -> Cell:
+def _failed_cell(spec: Spec, error: str) -> Cell:
     return Cell(**_common(spec), error=error)
 
 
@@ -213,12 +213,12 @@ def run_cell(spec: Spec, folder: Path) -> Cell:
     """The run's numbers, which its file holds too; a failure is written, not raised."""
     begin = time.perf_counter()
     try:
-        cell = _trained(spec, folder)
+        cell = _train_cell(spec, folder)
     except Exception as error:
-        cell = _failed(spec, f"{type(error).__name__}: {error}")
+        cell = _failed_cell(spec, f"{type(error).__name__}: {error}")
     spent = {"seconds": round(time.perf_counter() - begin, 1), "versions": versions()}
     cell = cell.model_copy(update=spent)
-    replace_file(folder / spec.file, json.dumps({"spec": asdict(spec), "cell": plain(cell)}).encode())
+    replace_file(folder / spec.file, json.dumps({"spec": asdict(spec), "cell": plain_fields(cell)}).encode())
     gc.collect()  # trainer and callbacks refer to each other
     return cell
 
@@ -272,7 +272,7 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
     return trainer
 
 
-def _trained(spec: Spec, folder: Path) -> Cell:
+def _train_cell(spec: Spec, folder: Path) -> Cell:
     """Rewards before, in between and after, and curves of the training."""
     start = time.perf_counter()
     quiet_libraries()
@@ -290,19 +290,19 @@ def _trained(spec: Spec, folder: Path) -> Cell:
             judging, others = held_out_tiers(trainer.eval_dataset)
             problems = judging[spec.first : spec.first + spec.n_eval]
 
-        def solved(rows: list[dict[str, Any]], samples: int = 1) -> list[list[float]]:
+        def solve_rows(rows: list[dict[str, Any]], samples: int = 1) -> list[list[float]]:
             return sampled_rewards(solve, rows, seed=spec.seed, samples=samples)
 
-        def measured() -> dict[str, Any]:
+        def measure_rewards() -> dict[str, Any]:
             n = spec.n_eval if spec.between else 0  # nothing beside while a rate is sought
-            beside = {name: fmean(solved(rows[:n])[0]) for name, rows in others.items() if n}
+            beside = {name: fmean(solve_rows(rows[:n])[0]) for name, rows in others.items() if n}
             if spec.run is not None and spec.run.get("perplexity") and spec.between:
                 beside["perplexity"] = perplexity(trainer, Path(spec.run["perplexity"]))
-            return {"rewards": solved(problems, spec.samples), "beside": beside}
+            return {"rewards": solve_rows(problems, spec.samples), "beside": beside}
 
         right = 1.0 if spec.run is None else float(spec.run["right"])
         between = Between(
-            lambda count: solved(problems[:count]),
+            lambda count: solve_rows(problems[:count]),
             steps=spec.steps,
             count=len(problems) if spec.between else 0,
         )
@@ -311,7 +311,7 @@ def _trained(spec: Spec, folder: Path) -> Cell:
         own = "" if spec.run is None else f"-{digest(spec.run)[:8]}"
         stem = f"before-{held_out[:16]}{own}-seed{spec.seed}-samples{spec.samples}"
         loaded = time.perf_counter()
-        before = _once(folder / f"{stem}.json", measured)
+        before = _measure_once(folder / f"{stem}.json", measure_rewards)
         ready = time.perf_counter()
 
         def tell(pace: float) -> None:
@@ -332,7 +332,7 @@ def _trained(spec: Spec, folder: Path) -> Cell:
             trainer.add_callback(_Pace(tell))
             trainer.add_callback(between)
             trainer.train()
-        after = measured()
+        after = measure_rewards()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     seen = {reward for end in (before, after) for sample in end["rewards"] for reward in sample}
     first = f", {spec.sft_steps} of {spec.steps} steps fine-tune first" if spec.sft else ""
@@ -369,7 +369,7 @@ def score_of(step: int, samples: Sequence[Sequence[float]], right: float) -> Sco
     )
 
 
-def _once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _measure_once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The numbers in the file; measured and written if there are none.
 
     Runs of one seed begin with the same weights and draw the same answers before the first step, so two that

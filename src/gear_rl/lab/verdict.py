@@ -283,7 +283,7 @@ def _verdict(method: str, runs: _Runs, gain: Paired | None, problem: str | None)
         mean=_mean(ends),
         interval=interval if runs.outcome == "reward" else _within_0_and_1(interval),
         success=_mean([cell.after.value("success") for cell in done if cell.after and cell.after.successes]),
-        beside=_beside(done),
+        beside=_means_beside(done),
         difference=final.difference,
         difference_interval=final.interval,
         at_its_rate=None if same == final else same,
@@ -335,7 +335,7 @@ def _within_0_and_1(interval: Interval | None) -> Interval | None:
     return interval and Interval(max(0.0, interval.low), min(1.0, interval.high))
 
 
-def _beside(cells: Sequence[Cell]) -> dict[str, tuple[float, float]]:
+def _means_beside(cells: Sequence[Cell]) -> dict[str, tuple[float, float]]:
     """Means before and after over the seeds, of what is measured beside the outcome."""
     means: dict[str, tuple[float, float]] = {}
     for name in dict.fromkeys(name for cell in cells for name in cell.beside):

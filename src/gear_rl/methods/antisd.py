@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -12,6 +12,7 @@ from torch.nn.functional import softplus
 
 from gear_rl.settings import Count, NotNegative, Share, settings_class
 from gear_rl.tensor.masked import masked_rank
+from gear_rl.traits import MeanOf
 from gear_rl.types import Credit, TokenSignals
 
 
@@ -41,7 +42,6 @@ class AntiSd:
     name: ClassVar[str] = "antisd"
     source: ClassVar[str] = "arXiv:2605.11609"
     additive: ClassVar[bool] = True
-    gate: ClassVar[str] = "teacher_entropy"
 
     strength: NotNegative = 1.0
     """The paper's lambda; 0 gives GRPO."""
@@ -53,6 +53,14 @@ class AntiSd:
     @property
     def needs(self) -> tuple[str, ...]:
         return ("student_logprob", "teacher_logprob", "teacher_entropy") if self.strength > 0 else ()
+
+    def with_state(self, state: dict[str, Any], mean_of: MeanOf) -> "AntiSd":
+        """The method for a batch; ``state`` has the mean teacher entropy of each batch so far."""
+        mean, means = mean_of("teacher_entropy") if self.strength > 0 else None, state.setdefault("gate", [])
+        if mean is None:
+            return self
+        means.append(mean)
+        return self.after(means)
 
     def after(self, means: Sequence[float]) -> "AntiSd":
         """The method for a batch, from the mean teacher entropy of each batch so far, its own last."""

@@ -184,14 +184,14 @@ class Gear:
         noise = masked_max(nats, mask) < NOISE_NATS
         # A NaN is below nothing: it stays, so that an engine sees it.
         quiet = masked_max(nats, mask) < max(NOISE_NATS, self.onset_floor_nats)
-        height = level = _normalised(torch.where(quiet, 0.0, nats), mask, self.divergence_norm)
+        height = level = _normalised_entropy(torch.where(quiet, 0.0, nats), mask, self.divergence_norm)
         if self.onset_signal != "divergence":
             if self._searches("log_ratio"):
                 nats = -_log_ratio(signals).clamp(max=0.0) * counts
             elif self._searches("entropy"):
                 nats = signals.get("student_entropy")
             noise = masked_max(nats, mask) < NOISE_NATS
-            level = _normalised(nats, mask, self.divergence_norm)
+            level = _normalised_entropy(nats, mask, self.divergence_norm)
         match self.onset_rule:
             case "peak":
                 onset = local_maxima(level, _turns(signals)) & (level >= self.onset_threshold)
@@ -275,7 +275,7 @@ class Gear:
         if self.entropy_norm == "log_vocab":
             level = read / math.log(self.vocab_size)
         else:
-            level = _normalised(read, signals.mask, self.entropy_norm)
+            level = _normalised_entropy(read, signals.mask, self.entropy_norm)
         return level >= self.end_threshold if self.end_rule == "next_fork" else level < self.end_threshold
 
     def _weight(self, z: Float[Tensor, "B T"], advantage_B: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
@@ -318,7 +318,7 @@ def _turns(signals: TokenSignals) -> Int[Tensor, "B T"]:
     return signals.turn_id if signals.turn_id is not None else turn_ids(signals.mask)
 
 
-def _normalised(
+def _normalised_entropy(
     x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], how: EntropyNormaliser
 ) -> Float[Tensor, "B T"]:
     """``x`` on the scale that ``how`` names, row by row; 0 on masked tokens."""

@@ -1,6 +1,6 @@
 """Two methods at once, on one pass of the teacher."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -16,13 +16,13 @@ from gear_rl.tensor.masked import masked_mean
 from gear_rl.tensor.segments import segment_ids, segment_starts
 from gear_rl.traits import (
     Distillation,
-    after,
+    MeanOf,
     at_step,
     distillation_of,
     engine_settings_of,
-    gate_of,
     is_additive,
     is_whole_batch,
+    with_state,
 )
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 
@@ -79,11 +79,6 @@ class Mixed:
                 f"second: one of {self.first.name!r} and {self.second.name!r} contrasts two teachers, and the "
                 "other would read the contrast as its teacher; train with one of them"
             )
-        gates = {gate_of(self.first), gate_of(self.second)} - {""}
-        if len(gates) > 1:
-            raise ValueError(
-                f"second: the methods follow {' and '.join(sorted(gates))}, but one signal is kept; leave one out"
-            )
 
     @property
     def needs(self) -> tuple[str | Signal, ...]:
@@ -112,13 +107,13 @@ class Mixed:
             settings.pop("privileged_sources", None)
         return settings | own
 
-    @property
-    def gate(self) -> str:
-        return gate_of(self.first) or gate_of(self.second)
-
-    def after(self, means: Sequence[float]) -> "Mixed":
-        """Both methods as they are after batches with these means."""
-        return replace(self, first=after(self.first, means), second=after(self.second, means))
+    def with_state(self, state: dict[str, Any], mean_of: MeanOf) -> "Mixed":
+        """Both methods for a batch, each with a state of its own."""
+        first, second = (
+            with_state(method, state.setdefault(name, {}), mean_of)
+            for name, method in (("first", self.first), ("second", self.second))
+        )
+        return replace(self, first=first, second=second)
 
     def at_step(self, step: int) -> "Mixed":
         """Both methods as they are at optimizer step ``step``."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gear_rl.methods.gear import Gear
 from gear_rl.settings import settings_class
-from gear_rl.tensor.permute import moved, random_order
+from gear_rl.tensor.permute import move_values, random_order
 from gear_rl.types import Credit, TokenSignals
 
 
@@ -63,5 +63,5 @@ class RandomOnsets:
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         height, onset = self.of.onsets(advantage_B, signals)
         order = random_order(signals.get("token_id"), signals.mask, self.seed, self.step)
-        height, onset = moved(height, onset, order, signals.mask)
+        height, onset = move_values(height, onset, order, signals.mask)
         return self.of.spread(advantage_B, signals, height, onset)

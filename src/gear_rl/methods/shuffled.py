@@ -1,6 +1,6 @@
 """The placebo: the same credit in random places."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from gear_rl.methods.gear import Gear
 from gear_rl.settings import settings_class
 from gear_rl.tensor.masked import masked_rank
-from gear_rl.tensor.permute import permuted, random_order
+from gear_rl.tensor.permute import permute_values, random_order
 from gear_rl.traits import (
     Distillation,
-    after,
+    MeanOf,
     at_step,
     distillation_of,
     engine_settings_of,
-    gate_of,
     is_additive,
     is_whole_batch,
+    with_state,
 )
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 
@@ -77,14 +77,9 @@ class Shuffled:
         """Those of the method that is shuffled."""
         return engine_settings_of(self.of)
 
-    @property
-    def gate(self) -> str:
-        """As the method that is shuffled; empty if that follows no signal."""
-        return gate_of(self.of)
-
-    def after(self, means: Sequence[float]) -> "Shuffled":
-        """The permutations of the method as it is after batches with these means."""
-        return replace(self, of=after(self.of, means))
+    def with_state(self, state: dict[str, Any], mean_of: MeanOf) -> "Shuffled":
+        """The permutations of the method for a batch."""
+        return replace(self, of=with_state(self.of, state, mean_of))
 
     def at_step(self, step: int) -> "Shuffled":
         """The permutations of optimizer step ``step``, of the method as it is then."""
@@ -95,7 +90,7 @@ class Shuffled:
         order = random_order(signals.get("token_id"), mask, self.seed, self.step)
         distill = credit.distill_weight
         return Credit(
-            advantage=permuted(credit.advantage, order, mask),
+            advantage=permute_values(credit.advantage, order, mask),
             segment_id=masked_rank(mask),
-            distill_weight=None if distill is None else permuted(distill, order, mask),
+            distill_weight=None if distill is None else permute_values(distill, order, mask),
         )

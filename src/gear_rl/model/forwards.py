@@ -120,7 +120,7 @@ def takes_positions(model: nn.Module) -> bool:
     >>> takes_positions(nn.Linear(1, 1))
     False
     """
-    return "position_ids" in inspect.signature(type(unwrapped(model)).forward).parameters
+    return "position_ids" in inspect.signature(type(unwrap_model(model)).forward).parameters
 
 
 @torch.no_grad()
@@ -133,7 +133,7 @@ def padding_moves_positions(model: nn.Module, device: torch.device | str = "cpu"
     """
     if not takes_positions(model):
         return False
-    inner: Any = unwrapped(model)
+    inner: Any = unwrap_model(model)
     token_N = torch.arange(min(4, text_config(inner.config).vocab_size), device=device)
     ids_NS = token_N[:, None].expand(-1, 4).contiguous()
     attention_NS = torch.zeros_like(ids_NS)
@@ -176,10 +176,10 @@ def max_positions(config: Any) -> int | None:
     return places
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """The language model inside its wrappers (DDP, DeepSpeed, ``torch.compile``, PEFT).
 
-    >>> unwrapped(nn.DataParallel(nn.Identity()))
+    >>> unwrap_model(nn.DataParallel(nn.Identity()))
     Identity()
     """
     for attribute in ("module", "_orig_mod"):
@@ -198,7 +198,7 @@ def backbone_of(model: nn.Module) -> nn.Module:
     Traceback (most recent call last):
     ValueError: model: Identity has no `base_model` that yields hidden states; give a transformers causal ...
     """
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     backbone: Any = getattr(inner, "base_model", None)
     if not isinstance(backbone, nn.Module) or backbone is inner:
         raise ValueError(
@@ -224,7 +224,7 @@ def head_of(model: nn.Module, temperature: float) -> Head:
     >>> head_of(model, temperature=1.0).scale
     0.25
     """
-    layer, config = head_layer(model), text_config(cast(Any, unwrapped(model)).config)
+    layer, config = head_layer(model), text_config(cast(Any, unwrap_model(model)).config)
     factors = [
         getattr(config, name, None) for name in ("logit_scale", "output_multiplier", "lm_head_multiplier")
     ]
@@ -235,8 +235,8 @@ def head_of(model: nn.Module, temperature: float) -> Head:
     softcap = getattr(config, "final_logit_softcapping", None)
     bias = getattr(layer, "bias", None)
     return Head(
-        weight_VD=_gathered(layer.weight),
-        bias_V=None if bias is None else _gathered(bias),
+        weight_VD=_gather_weight(layer.weight),
+        bias_V=None if bias is None else _gather_weight(bias),
         scale=1.0 if scale is None else scale,
         softcap=None if softcap is None else float(softcap),
         temperature=temperature,
@@ -245,7 +245,7 @@ def head_of(model: nn.Module, temperature: float) -> Head:
 
 def head_layer(model: nn.Module) -> Any:
     """The layer that gives the logits; ``ValueError`` under an adapter, whose part its weights do not show."""
-    layer: Any = cast(Any, unwrapped(model)).get_output_embeddings()
+    layer: Any = cast(Any, unwrap_model(model)).get_output_embeddings()
     if hasattr(layer, "lora_A") or hasattr(layer, "modules_to_save"):
         raise ValueError(
             f"model: the head is wrapped by an adapter ({type(layer).__name__}), so its weights alone do not "
@@ -254,7 +254,7 @@ def head_layer(model: nn.Module) -> Any:
     return layer
 
 
-def _gathered(weight: Any) -> Tensor:
+def _gather_weight(weight: Any) -> Tensor:
     full = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
     return cast(Tensor, full).detach()
 
@@ -267,5 +267,5 @@ def head_is_trained(model: nn.Module) -> bool:
     >>> head_is_trained(model)
     False
     """
-    inner: Any = unwrapped(model)
+    inner: Any = unwrap_model(model)
     return any(p.requires_grad for p in inner.get_output_embeddings().parameters())

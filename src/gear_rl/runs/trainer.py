@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_task
-from gear_rl.data.objects import context_fault, guarded, rollouts_fault
+from gear_rl.data.objects import context_fault, guard_function, rollouts_fault
 from gear_rl.data.rewards.catalogue import Reward, load_reward
 from gear_rl.data.rewards.maths import check_golds
 from gear_rl.data.rows import load_rows, load_splits
@@ -76,7 +76,7 @@ def make_trainer(config: RunConfig) -> Any:
     dataset, held_out = load_data(config)
     rewards, options = _rewards(config, dataset), _options(config)
     with input_errors():
-        model, processing, settings = (arena_model if is_arena(config.model) else _pretrained)(config)
+        model, processing, settings = (arena_model if is_arena(config.model) else _pretrained_model)(config)
         settings |= _settings(config)
         if not isinstance(model, str):
             settings.pop("model_init_kwargs", None)  # it is loaded already
@@ -145,7 +145,7 @@ def _options(config: RunConfig) -> dict[str, Any]:
     for name, fault in (("rollout_func", rollouts_fault), ("privileged", context_fault)):
         path = getattr(config, name)
         if path is not None:
-            options[name] = guarded(_function(path, name), name, path, fault)
+            options[name] = guard_function(_function(path, name), name, path, fault)
     return options
 
 
@@ -264,7 +264,7 @@ def arena_model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     return model, tokenizer, settings | {"teacher_prompt_template": TEMPLATE}
 
 
-def _pretrained(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
+def _pretrained_model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     """A name that TRL loads itself; for an adapter's folder its model, loaded to be trained further."""
     from gear_rl.engines.models import load_causal_lm, load_tokenizer
 

@@ -31,9 +31,11 @@ class AnswerRegion(BatchSignal):
 
     name = "answer_region"
 
+    answer_pattern: str | None = None
+
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
         texts = token_texts(engine.tokenizer, batch.completions.ids, skip_special_tokens=True)
-        region = answer_regions(texts, batch.completions.mask, batch.answer_pattern)
+        region = answer_regions(texts, batch.completions.mask, self.answer_pattern)
         answered_B = engine.gather((region == 1).any(-1).float())
         engine.log({"gear/answers": float(answered_B.mean()) if len(answered_B) else 0.0})
         return region

@@ -19,7 +19,7 @@ from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.groups import has_turn, on_turns
 from gear_rl.tensor.lists import int_list
-from gear_rl.tensor.logits import scattered, token_statistics
+from gear_rl.tensor.logits import scatter_values, token_statistics
 from gear_rl.tensor.segments import turn_ids
 
 
@@ -31,10 +31,11 @@ class AnswerIds(BatchSignal):
     context = True
 
     template: str = "{privileged_context}"
+    contexts: tuple[str | None, ...] = ()
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
         written = [
-            self.template.replace("{privileged_context}", text) if text else "" for text in batch.contexts
+            self.template.replace("{privileged_context}", text) if text else "" for text in self.contexts
         ]
         ids = [plain_ids(engine.tokenizer, text) for text in written]
         width = max(1, *map(len, ids))
@@ -123,4 +124,4 @@ def _confidences(
     with (passes.head_context or nullcontext)(passes.model):
         head = head_of(passes.model, passes.temperature)
         statistics = token_statistics(hidden[answer], ids[:, 1:][answer], head)
-    return (scattered(statistics.student_logprob, answer).sum(-1) / answer_length[:, 0]).exp()
+    return (scatter_values(statistics.student_logprob, answer).sum(-1) / answer_length[:, 0]).exp()

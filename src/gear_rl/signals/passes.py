@@ -176,7 +176,7 @@ class ModelPasses:
             for number, prompts in enumerate(shown)
         ]
         divergences = [signal.name for signal in signals if signal.is_divergence]
-        right = scored[0] if len(scored) == 1 else contrasted(scored[0], scored[1], divergences)
+        right = scored[0] if len(scored) == 1 else contrast_signals(scored[0], scored[1], divergences)
         return dict(skipping_first(right, request.skip_first_tokens, divergences).values)
 
     def _batches(
@@ -290,7 +290,7 @@ class ReferenceLogprob(PassSignal):
         return own.run(replace(request, **changes))["teacher_logprob"]
 
 
-def contrasted(
+def contrast_signals(
     right: TokenSignals, wrong: TokenSignals, divergences: Sequence[str] = DIVERGENCES
 ) -> TokenSignals:
     """The signals of the right context less those of the wrong one; what both hints cause alike cancels.
@@ -301,7 +301,7 @@ def contrasted(
 
     >>> mask = torch.tensor([[True, True]])
     >>> right = TokenSignals(mask=mask, divergence=torch.tensor([[2.0, 0.5]]))
-    >>> contrasted(right, TokenSignals(mask=mask, divergence=torch.tensor([[0.5, 1.0]]))).divergence
+    >>> contrast_signals(right, TokenSignals(mask=mask, divergence=torch.tensor([[0.5, 1.0]]))).divergence
     tensor([[1.5000, 0.0000]])
     """
     changes: dict[str, Any] = {

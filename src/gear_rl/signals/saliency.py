@@ -27,7 +27,7 @@ from gear_rl.model.forwards import (
     head_of,
     hidden_states,
     text_config,
-    unwrapped,
+    unwrap_model,
 )
 from gear_rl.rollouts import trained_width
 from gear_rl.signals.answers import AnswerRegion
@@ -57,7 +57,7 @@ class _Saliency(PassSignal):
         values = torch.zeros(answers.region.shape, device=answers.region.device)
         starts = range(0, len(work), passes.batch_size)
         surplus = passes.largest(len(starts)) - len(starts)
-        with _steady(passes.model):
+        with _without_dropout(passes.model):
             for start in starts:
                 self._fill(answers, values, work[start : start + passes.batch_size])
             for _ in range(surplus if values.numel() else 0):
@@ -157,7 +157,7 @@ class AnswerGradient(_Saliency):
                 drawn[n, -width:][before[n]] = here.to(drawn)
             return drawn
 
-        embedding: Any = unwrapped(answers.model)
+        embedding: Any = unwrap_model(answers.model)
         gradient, clean_NSD = answers.gradient(
             batch, ids, embedding.get_input_embeddings(), answers.content, loss, noise
         )
@@ -294,7 +294,7 @@ class _Answers:
 
 def _layer_of(model: nn.Module, layer: str) -> nn.Module:
     """The module whose output GRAIL's code calls ``hidden_states[k]``: k = 0, 1, L // 2, or L - 1 of L layers."""
-    inner: Any = unwrapped(model)
+    inner: Any = unwrap_model(model)
     if layer == "input":
         return inner.get_input_embeddings()
     layers = _decoder_layers(model)
@@ -308,13 +308,13 @@ def _layer_of(model: nn.Module, layer: str) -> nn.Module:
 
 
 def _decoder_layers(model: nn.Module) -> nn.ModuleList | None:
-    count = text_config(unwrapped(model).config).num_hidden_layers
+    count = text_config(unwrap_model(model).config).num_hidden_layers
     lists = (module for module in backbone_of(model).modules() if isinstance(module, nn.ModuleList))
     return next((layers for layers in lists if len(layers) == count), None)
 
 
 @contextmanager
-def _steady(model: nn.Module) -> Generator[None]:
+def _without_dropout(model: nn.Module) -> Generator[None]:
     """Dropout off; gradient checkpointing, which transformers tie to the training mode, goes on without it."""
     checkpoints = any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
     layers = _decoder_layers(model) if checkpoints else None

@@ -7,7 +7,8 @@ of the shared passes, and what the rollouts hold already.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -23,8 +24,9 @@ from gear_rl.types import Signal
 class BatchSignal(Signal, ABC):
     """A signal that needs no forward pass: of the tokens, the text, the turns or the rewards.
 
-    Subclasses are frozen dataclasses whose fields are their settings. The share of a completion that ends with
-    each token:
+    Subclasses are frozen dataclasses whose fields are their settings; one called ``success_reward``,
+    ``answer_pattern`` or ``contexts`` (the privileged contexts as text) gets the run's value. The share of a
+    completion that ends with each token:
 
     >>> @dataclass(frozen=True)
     ... class Place(BatchSignal):
@@ -39,6 +41,11 @@ class BatchSignal(Signal, ABC):
     @abstractmethod
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
         """The signal of this process's completions; every process calls this, in the same order."""
+
+    def with_run(self, run: Mapping[str, Any]) -> "BatchSignal":
+        """The signal with the values of a run in the fields of their names."""
+        own: Any = self
+        return replace(own, **{field.name: run[field.name] for field in fields(own) if field.name in run})
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +173,10 @@ class SuccessB(BatchSignal):
 
     name = "success_B"
 
+    success_reward: float = 1.0
+
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        successes = [
-            reward is not None and succeeds(reward, batch.success_reward) for reward in batch.rewards
-        ]
+        successes = [reward is not None and succeeds(reward, self.success_reward) for reward in batch.rewards]
         return torch.tensor(successes, device=batch.advantage_B.device).float()
 
 

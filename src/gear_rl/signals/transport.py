@@ -127,7 +127,7 @@ def token_distances(
     for a in range(0, len(near[0]), num_a):
         for b in range(0, len(near[1]), num_b):
             rows, columns = slice(a, a + num_a), slice(b, b + num_b)
-            distance_AB = _solved(one.tile(rows), other.tile(columns), scale, regularisation, iterations)
+            distance_AB = _solve_tile(one.tile(rows), other.tile(columns), scale, regularisation, iterations)
             near[0][rows] = torch.minimum(near[0][rows], distance_AB.amin(1))
             near[1][columns] = torch.minimum(near[1][columns], distance_AB.amin(0))
     values: dict[int, Tensor] = {}
@@ -211,17 +211,17 @@ def _tile_size(one: _Windows, other: _Windows, max_mb: float | None) -> tuple[in
     default_mb = 32.0 if one.states_ND.device.type == "cpu" else 256.0
     most_bytes = (max_mb or default_mb) * 2**20
 
-    def beside(count: int, limit: int) -> int:
+    def tile_beside(count: int, limit: int) -> int:
         most = (most_bytes - window * count) / (pair * count + window)
         return max(1, min(limit, int(most)))
 
     # The root of pair s^2 + 2 window s = most_bytes: a square tile.
     square = max(1, int((math.sqrt(window**2 + pair * most_bytes) - window) / pair))
-    num_a = beside(min(square, len(other.place_KW)), len(one.place_KW))
-    return num_a, beside(num_a, len(other.place_KW))
+    num_a = tile_beside(min(square, len(other.place_KW)), len(one.place_KW))
+    return num_a, tile_beside(num_a, len(other.place_KW))
 
 
-def _solved(
+def _solve_tile(
     one: _Windows, other: _Windows, scale: Tensor, regularisation: float, iterations: int
 ) -> Float[Tensor, "A B"]:
     """The distance of every window of one tile to every window of the other, in units of ``scale``."""

@@ -141,7 +141,7 @@ def anchor_texts(batch: RolloutBatch) -> list[list[str | None]]:
             before = [sum(place < k for place in places or ()) for k in range(count)]
             texts.append([states[n] if n < len(states) else None for n in before])
         else:
-            texts.append(["" if k == 0 else _seen(turns[k - 1]) for k in range(count)])
+            texts.append(["" if k == 0 else _seen_answers(turns[k - 1]) for k in range(count)])
     return texts
 
 
@@ -267,7 +267,7 @@ def _of_turns(values: list[float], turns: Sequence[Turn], b: int) -> list[float]
     return values
 
 
-def _seen(turn: Turn) -> str | None:
+def _seen_answers(turn: Turn) -> str | None:
     """What the tools answered to a turn; None where it is not known or holds more than text."""
     texts: list[str] = []
     for answer in turn.answers:

@@ -38,7 +38,7 @@ def bilevel_weights(
     tensor(4.)
     """
     level = masked_minmax(saliency.clamp(min=0).log1p(), mask)
-    q = (masked_quantile if quantile_rule == "linear" else _ranked)(level, mask, threshold)
+    q = (masked_quantile if quantile_rule == "linear" else _value_at_rank)(level, mask, threshold)
     held = (level / (q + _EPS)).clamp(min=min_weight)
     lifted = 1.0 + boost * (level - q) / (1.0 - q + _EPS)
     weight = torch.where(mask, torch.where(level < q, held, lifted), 0.0)
@@ -47,7 +47,7 @@ def bilevel_weights(
     return weight
 
 
-def _ranked(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], level: float) -> Float[Tensor, "B 1"]:
+def _value_at_rank(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], level: float) -> Float[Tensor, "B 1"]:
     """The True token of rank ``floor(level * L)`` of each row, from 0; 0 for an empty row."""
     if x.shape[-1] == 0:
         return x.new_zeros(x.shape[0], 1)

@@ -58,7 +58,7 @@ def distillation_terms(
     teacher_head = head.for_teacher(teacher_head)
     if top_k is not None and top_k >= len(head.weight_VD):
         top_k = None  # nothing is left over, so there is no tail either
-    head = _wide(head)
+    head = _float32_head(head)
 
     def tile(student: Tensor, teacher: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         logits, finite = _logits(head, student)
@@ -78,7 +78,7 @@ def distillation_terms(
             guarded.register_hook(guard)  # pyright: ignore[reportUnknownMemberType]
         return terms.clamp(min=0.0, max=max_nats), logprob
 
-    terms, logprob = _tiled(tile, head, student_ND, teacher_ND, token_N)
+    terms, logprob = _over_tiles(tile, head, student_ND, teacher_ND, token_N)
     return terms, logprob
 
 
@@ -95,16 +95,16 @@ def token_logprobs(
     >>> token_logprobs(hidden, torch.tensor([1]), Head(weight_VD=torch.eye(2)))  # log(0.2)
     tensor([-1.6094])
     """
-    head = _wide(head)
+    head = _float32_head(head)
 
     def tile(student: Tensor, token: Tensor) -> tuple[Tensor, ...]:
         logits, finite = _logits(head, student)
         return (_at_token(logits, token, finite),)
 
-    return _tiled(tile, head, student_ND, token_N)[0]
+    return _over_tiles(tile, head, student_ND, token_N)[0]
 
 
-def _tiled(tile: Callable[..., tuple[Tensor, ...]], head: Head, *columns: Tensor) -> tuple[Tensor, ...]:
+def _over_tiles(tile: Callable[..., tuple[Tensor, ...]], head: Head, *columns: Tensor) -> tuple[Tensor, ...]:
     """``tile`` over so many rows of the columns at a time that their logits fit, forgotten until backward."""
     rows = max(1, TILE_ELEMENTS // len(head.weight_VD))
     parts: list[tuple[Tensor, ...]] = []
@@ -117,7 +117,7 @@ def _tiled(tile: Callable[..., tuple[Tensor, ...]], head: Head, *columns: Tensor
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def _wide(head: Head) -> Head:
+def _float32_head(head: Head) -> Head:
     """The head in float32, cast once: gradients of tiles are summed before they are rounded.
 
     The product of low precision into float32 that ``Head.logits`` would take on a GPU has no derivative.
@@ -144,11 +144,11 @@ def _outcomes(
     if top_k is None:
         return logits.log_softmax(-1), taught.log_softmax(-1)
     places = (logits.detach() if top_k_of == "student" else taught).topk(top_k, dim=-1).indices
-    log_p, log_q = (_chosen(x, places, tail).log_softmax(-1) for x in (logits, taught))
+    log_p, log_q = (_logits_at(x, places, tail).log_softmax(-1) for x in (logits, taught))
     return log_p, log_q
 
 
-def _chosen(logits: Tensor, places: Int[Tensor, "N K"], tail: bool) -> Float[Tensor, "N L"]:
+def _logits_at(logits: Tensor, places: Int[Tensor, "N K"], tail: bool) -> Float[Tensor, "N L"]:
     """The logits in these places and, with ``tail``, the log-sum-exp of all others as one more."""
     chosen = logits.gather(-1, places)
     if not tail:

@@ -73,12 +73,12 @@ def fold(
     >>> sums[MASS].div(2).log().float()  # 1 + exp(-1)
     tensor([0.3133])
     """
-    run = _compiled() if logits_NV.is_cuda and find_spec("triton") else _fold
+    run = _compiled_fold() if logits_NV.is_cuda and find_spec("triton") else _fold
     run(sums, logits_NV, teacher_NV, padded)
 
 
 @cache
-def _compiled() -> Callable[..., None]:
+def _compiled_fold() -> Callable[..., None]:
     # Dynamic from the start: the last tiles are smaller than the others.
     return torch.compile(unwrap(_fold), dynamic=True)  # pyright: ignore
 

@@ -203,10 +203,10 @@ def predicting_positions(hidden_BSD: Float[Tensor, "B S D"], num_tokens: int) ->
     return hidden_BSD[:, length - num_tokens - 1 : length - 1]
 
 
-def scattered(values_N: Float[Tensor, " N"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+def scatter_values(values_N: Float[Tensor, " N"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """The values of the mask's True tokens, row by row, back in their places; 0 elsewhere.
 
-    >>> scattered(torch.tensor([5.0, 6.0]), torch.tensor([[True, False], [False, True]]))
+    >>> scatter_values(torch.tensor([5.0, 6.0]), torch.tensor([[True, False], [False, True]]))
     tensor([[5., 0.],
             [0., 6.]])
     """

@@ -30,19 +30,19 @@ def random_order(
     return torch.where(mask, token_key >> 1, torch.iinfo(torch.int64).max).sort(dim=-1, stable=True).indices
 
 
-def permuted(
+def permute_values(
     x: Float[Tensor, "B T"], order: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
     """The True tokens' values of each row, the i-th moved to the i-th column of ``order``; masked ones stay put.
 
     >>> x, mask = torch.tensor([[5.0, 6.0, 7.0, 9.0]]), torch.tensor([[True, True, True, False]])
-    >>> permuted(x, torch.tensor([[2, 0, 1, 3]]), mask)
+    >>> permute_values(x, torch.tensor([[2, 0, 1, 3]]), mask)
     tensor([[6., 7., 5., 9.]])
     """
     return torch.empty_like(x).scatter(-1, order, x.gather(-1, _tokens_first(mask)))
 
 
-def moved(
+def move_values(
     x: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"], order: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """``x`` with its ``chosen`` tokens' values moved to the first columns of ``order``, and the mask of these.
@@ -51,15 +51,15 @@ def moved(
     must be True in ``mask``.
 
     >>> x, chosen = torch.tensor([[7.0, 1.0, 2.0]]), torch.tensor([[True, False, False]])
-    >>> moved(x, chosen, torch.tensor([[1, 2, 0]]), torch.ones_like(chosen))
+    >>> move_values(x, chosen, torch.tensor([[1, 2, 0]]), torch.ones_like(chosen))
     (tensor([[1., 7., 2.]]), tensor([[False,  True, False]]))
     """
-    takes = _first(chosen)
+    takes = _first_columns(chosen)
     place = torch.zeros_like(chosen).scatter(-1, order, takes)
     rest, remaining = mask & ~chosen, mask & ~place
     from_columns = torch.cat([_tokens_first(chosen), _tokens_first(rest)], -1)
     to_columns = torch.cat([order, _tokens_first(remaining)], -1)
-    keep = torch.cat([takes, _first(rest)], -1)
+    keep = torch.cat([takes, _first_columns(rest)], -1)
     # Unused slots of the two lists read and write a spare column, which is dropped at the end.
     spare = x.shape[-1]
     padded = torch.nn.functional.pad(x, (0, 1))
@@ -72,7 +72,7 @@ def _tokens_first(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     return (~mask).to(torch.uint8).sort(dim=-1, stable=True).indices
 
 
-def _first(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+def _first_columns(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     """True in as many leading columns as the row has True tokens."""
     return torch.arange(mask.shape[-1], device=mask.device) < mask.sum(-1, keepdim=True)
 
@@ -80,11 +80,11 @@ def _first(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
 def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     """A bijection of 64 bits that looks random (the finaliser of splitmix64; int64 wraps around)."""
     x = x * -7046029254386353131  # 0x9E3779B97F4A7C15
-    x = (x ^ _shifted(x, 30)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
-    x = (x ^ _shifted(x, 27)) * -7723592293110705685  # 0x94D049BB133111EB
-    return x ^ _shifted(x, 31)
+    x = (x ^ _shift_bits(x, 30)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
+    x = (x ^ _shift_bits(x, 27)) * -7723592293110705685  # 0x94D049BB133111EB
+    return x ^ _shift_bits(x, 31)
 
 
-def _shifted(x: Int[Tensor, "..."], bits: int) -> Int[Tensor, "..."]:
+def _shift_bits(x: Int[Tensor, "..."], bits: int) -> Int[Tensor, "..."]:
     """Shift right without dragging the sign bit along, as for unsigned numbers."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -17,7 +17,7 @@ def turn_ids(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     >>> turn_ids(torch.tensor([[True, True, False, False, True]]))
     tensor([[ 0,  0, -1, -1,  1]])
     """
-    begins = mask & ~_previous(mask, fill=False)
+    begins = mask & ~_previous_values(mask, fill=False)
     return torch.where(mask, begins.cumsum(-1) - 1, -1)
 
 
@@ -27,7 +27,7 @@ def run_ids(number: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Int[Tensor
     >>> run_ids(torch.tensor([[7, 7, -1, 7, 7]]), torch.tensor([[True, True, True, False, True]]))
     tensor([[ 0,  0,  1, -1,  2]])
     """
-    differs = (number != _previous(number, fill=-1)) | ~_previous(mask, fill=False)
+    differs = (number != _previous_values(number, fill=-1)) | ~_previous_values(mask, fill=False)
     return torch.where(mask, (mask & differs).cumsum(-1) - 1, -1)
 
 
@@ -65,7 +65,7 @@ def segment_starts(segment_id: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     >>> segment_starts(torch.tensor([[0, 1, 1, -1]]))
     tensor([[ True,  True, False, False]])
     """
-    return (segment_id >= 0) & (segment_id != _previous(segment_id, fill=-1))
+    return (segment_id >= 0) & (segment_id != _previous_values(segment_id, fill=-1))
 
 
 def at_segment_start(x: Float[Tensor, "B T"], segment_id: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
@@ -129,7 +129,7 @@ def _running_max(position: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     return position.cummax(-1).values if position.shape[-1] else position
 
 
-def _previous(x: Tensor, fill: float | bool | int) -> Tensor:
+def _previous_values(x: Tensor, fill: float | bool | int) -> Tensor:
     """The value one token earlier in the row; ``fill`` for the first token."""
     shifted = torch.full_like(x, fill)
     shifted[:, 1:] = x[:, :-1]

@@ -25,12 +25,12 @@ from gear_rl.view.terminal import (
     Run,
     credit_unit,
     full_strength,
-    instructive,
+    instructiveness,
     runs,
-    shortened,
+    shorten_text,
     strengths,
-    visible,
     visible_lines,
+    visible_text,
 )
 from gear_rl.view.turns import has_turns, join_answers, last_user_text
 
@@ -66,14 +66,14 @@ def save_html(paths: Sequence[str | Path], out: str | Path, *, title: str = "") 
         before = len(rows)
         for record in judge_groups(read_records(path)):
             found.append(is_weight_on_mistake(record))
-            if instructive(record) > best:
-                first, best = len(rows), instructive(record)
+            if instructiveness(record) > best:
+                first, best = len(rows), instructiveness(record)
             shown, position = join_answers(record)
             boxes = [run for run in runs(shown) if run.bracketed]
             method = methods.setdefault((record.method, name if len(names) > 1 else ""), len(methods))
             # Two methods on the same completion: prompt and tokens are the same.
             completion = same.setdefault((record.prompt, tuple(record.ids)), len(same))
-            rows.append({"method": method, "same": completion, **_listed(record)})
+            rows.append({"method": method, "same": completion, **_list_entry(record)})
             onsets.append(_onsets(shown, boxes, words))
             blocks.append(_block(f"r{len(blocks)}", _content(record, shown, position, boxes)))
         if len(rows) == before:
@@ -82,7 +82,7 @@ def save_html(paths: Sequence[str | Path], out: str | Path, *, title: str = "") 
     index = {
         "first": first,
         "note": share_note(found),
-        "methods": [{"name": visible(method), "file": visible(name)} for method, name in methods],
+        "methods": [{"name": visible_text(method), "file": visible_text(name)} for method, name in methods],
         "records": {name: [row[name] for row in rows] for name in rows[0]},
     }
     replace_file(Path(out), _page(index, title or ", ".join(names), "".join(blocks)).encode())
@@ -90,7 +90,7 @@ def save_html(paths: Sequence[str | Path], out: str | Path, *, title: str = "") 
 
 
 def _content(record: Record, shown: Record, position: list[int], boxes: list[Run]) -> dict[str, Any]:
-    """What the page shows of a record; all text is ``visible`` but for line breaks, null is NaN."""
+    """What the page shows of a record; all text is ``visible_text`` but for line breaks, null is NaN."""
     words: dict[tuple[str, int], int] = {}
     word = [words.setdefault(pair, len(words)) for pair in zip(shown.tokens, shown.ids, strict=True)]
     prompt, whole = visible_lines(last_user_text(record.prompt)), visible_lines(record.prompt)
@@ -104,37 +104,38 @@ def _content(record: Record, shown: Record, position: list[int], boxes: list[Run
         "turns": has_turns(record),
         "unit": credit_unit(record),
         "full": full_strength(strengths(record)),
-        "fallback": record.fallback and visible(record.fallback),
-        "context": record.context and visible(record.context),
+        "fallback": record.fallback and visible_text(record.fallback),
+        "context": record.context and visible_text(record.context),
         "teacher": visible_lines(record.teacher_prompt or ""),
-        "tools": {visible(kind): count for kind, count in record.tools.items()},
+        "tools": {visible_text(kind): count for kind, count in record.tools.items()},
         "truncated": record.truncated,
-        "note": visible(group_note(record)),
+        "note": visible_text(group_note(record)),
         "position": position,
         "word": word,
         "mask": shown.mask,
         "turn": shown.turn,
         "segment": shown.segment,
-        "credit": [_short(value, 3) for value in shown.credit],
-        "weight": [_short(value, 3) for value in shown.weight],
+        "credit": [_short_number(value, 3) for value in shown.credit],
+        "weight": [_short_number(value, 3) for value in shown.weight],
         "signals": {
-            visible(name): [_short(value, 3) for value in values] for name, values in shown.signals.items()
+            visible_text(name): [_short_number(value, 3) for value in values]
+            for name, values in shown.signals.items()
         },
     }
 
 
-def _listed(record: Record) -> dict[str, Any]:
+def _list_entry(record: Record) -> dict[str, Any]:
     """What the list shows of a record before it is unpacked."""
     weights = finite_values(record, record.weight)
     return {
         "step": record.step,
         "group": record.group,
-        "reward": None if record.reward is None else _short(record.reward),
-        "advantage": _short(record.advantage),
+        "reward": None if record.reward is None else _short_number(record.reward),
+        "advantage": _short_number(record.advantage),
         "tokens": len(record.tokens),
         "segments": len({s for s, trained in zip(record.segment, record.mask, strict=True) if trained}),
-        "spread": _short(max(weights) - min(weights) if weights else 0.0),
-        "hint": shortened(visible(" ".join(last_user_text(record.prompt).split())), 72),
+        "spread": _short_number(max(weights) - min(weights) if weights else 0.0),
+        "hint": shorten_text(visible_text(" ".join(last_user_text(record.prompt).split())), 72),
     }
 
 
@@ -145,9 +146,9 @@ def _onsets(shown: Record, boxes: Iterable[Run], words: dict[str, int]) -> list[
     row: list[float | None] = []
     for run in boxes:
         if run.onset:
-            nats = _short(divergence[run.start]) if divergence else None
+            nats = _short_number(divergence[run.start]) if divergence else None
             part = None if nats is None or largest <= 0 else round(nats / largest, 3)
-            row += [words.setdefault(visible(shown.tokens[run.start]), len(words)), nats, part]
+            row += [words.setdefault(visible_text(shown.tokens[run.start]), len(words)), nats, part]
     return row
 
 
@@ -161,7 +162,7 @@ def _page(index: dict[str, Any], title: str, data: str) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
     return environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8")).render(
-        title=visible(title),
+        title=visible_text(title),
         style=style,
         style_hash=_hash(style),
         script=script,
@@ -181,6 +182,6 @@ def _block(name: str, content: dict[str, Any]) -> str:
     return f'<script type="text/plain" id="{name}">{base64.b64encode(packed).decode()}</script>\n'
 
 
-def _short(value: float, digits: int = 6) -> float | None:
+def _short_number(value: float, digits: int = 6) -> float | None:
     """The number to so many digits; None where JSON cannot hold it."""
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None

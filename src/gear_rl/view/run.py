@@ -19,7 +19,7 @@ from gear_rl.health import conclusion
 from gear_rl.records import Record, read_records
 from gear_rl.view.curves import curves_svg
 from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
-from gear_rl.view.terminal import instructive, rollout_panel
+from gear_rl.view.terminal import instructiveness, rollout_panel
 
 NUMBERS = {
     "reward": "reward",
@@ -58,7 +58,7 @@ def save_run_page(folder: Path) -> Path:
         loader=PackageLoader("gear_rl.view"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     found: list[bool | None] = []
-    chosen = four(_judge_file(records, found)) if records.is_file() else []
+    chosen = four_examples(_judge_file(records, found)) if records.is_file() else []
     page = pages.get_template("run.html.j2").render(
         title=f"{folder.name}: {chosen[0].method}" if chosen else folder.name,
         conclusion=conclusion(history),
@@ -79,17 +79,17 @@ def _judge_file(file: Path, found: list[bool | None]) -> Iterator[Record]:
         yield record
 
 
-def four(records: Iterable[Record]) -> list[Record]:
+def four_examples(records: Iterable[Record]) -> list[Record]:
     """The most instructive of the praised and of the blamed completions, in both halves of the run."""
     best: dict[tuple[int, bool], Record] = {}
     for record in records:
         key = record.step, record.advantage > 0
-        best[key] = max(best.get(key, record), record, key=instructive)
+        best[key] = max(best.get(key, record), record, key=instructiveness)
     middle = max((step for step, _ in best), default=0) / 2
     halves: dict[tuple[bool, bool], Record] = {}
     for (step, praised), record in best.items():
         key = step > middle, praised
-        halves[key] = max(halves.get(key, record), record, key=instructive)
+        halves[key] = max(halves.get(key, record), record, key=instructiveness)
     return [halves[key] for key in sorted(halves)]
 
 

@@ -1,6 +1,6 @@
 """One completion in the terminal: each token on the colour of its credit, segments between brackets.
 
-Picture and page share the palette, ``visible`` text, and the ``runs`` of a record.
+Picture and page share the palette, ``visible_text`` text, and the ``runs`` of a record.
 """
 
 import math
@@ -69,7 +69,7 @@ def credit_text(record: Record) -> Text:
     strength = strengths(record)
     full = full_strength(strength)
     values = _values(record)
-    typical = _typical(record)
+    typical = _median_value(record)
     text = Text(overflow="fold")
     turn = -1
     for run in runs(record):
@@ -78,7 +78,7 @@ def credit_text(record: Record) -> Text:
         elif turns and record.turn[run.start] != turn:
             turn = record.turn[run.start]
             text.append(f"{f'turn {turn + 1}':>7}  ", _QUIET)
-        shown = [_broken(token) for token in record.tokens[run.start : run.stop]]
+        shown = [_break_lines(token) for token in record.tokens[run.start : run.stop]]
         line_ends = shown[-1].endswith("\n")
         shown[-1] = shown[-1].removesuffix("\n")  # what closes the run stands before the line break
         if run.bracketed:
@@ -109,26 +109,30 @@ def rollout_panel(record: Record, prompts: bool = False, credit: RenderableType 
     reward = "none" if record.reward is None else f"{record.reward:g}"
     facts = f"reward {reward} · advantage {record.advantage:+.3g}"
     if record.fallback is not None:
-        facts += f" · kept its GRPO advantage: {visible(record.fallback)}"
+        facts += f" · kept its GRPO advantage: {visible_text(record.fallback)}"
     if record.context is not None:
-        facts += f" · teacher saw: {visible(record.context)}"
+        facts += f" · teacher saw: {visible_text(record.context)}"
     if record.tools:
         failures = [f"{count} {kind}" for kind, count in record.tools.items() if kind != "calls"]
         facts += f" · {record.tools.get('calls', 0)} tool calls"
-        facts += f", failed: {visible(', '.join(failures))}" if failures else ""
+        facts += f", failed: {visible_text(', '.join(failures))}" if failures else ""
     if record.truncated:
         facts += " · cut off"
     note = group_note(record)
-    facts += f" · {visible(note)}" if note else ""
-    title = Text(f"{visible(record.method)} · step {record.step} · group {record.group}", "bold")
-    prompt = [Text(shortened(visible(last_user_text(record.prompt)), 320), _QUIET, overflow="fold")]
+    facts += f" · {visible_text(note)}" if note else ""
+    title = Text(f"{visible_text(record.method)} · step {record.step} · group {record.group}", "bold")
+    prompt = [Text(shorten_text(visible_text(last_user_text(record.prompt)), 320), _QUIET, overflow="fold")]
     if prompts:
-        prompt = [*_whole("student", record.prompt), Text(), *_whole("teacher", record.teacher_prompt)]
+        prompt = [
+            *_prompt_lines("student", record.prompt),
+            Text(),
+            *_prompt_lines("teacher", record.teacher_prompt),
+        ]
     body = Group(*prompt, Text(), credit or credit_text(record), Text(), _legend(record), Text(facts))
     return Panel(body, title=title, title_align="left", border_style="bright_black")
 
 
-def _whole(who: str, prompt: str | None) -> list[Text]:
+def _prompt_lines(who: str, prompt: str | None) -> list[Text]:
     if prompt is None:
         return [Text(f"the {who} had no prompt of its own")]
     return [Text(f"prompt of the {who}:"), Text(visible_lines(prompt), _QUIET, overflow="fold")]
@@ -144,13 +148,13 @@ def choose(records: Iterable[Record]) -> Record:
     Traceback (most recent call last):
     ValueError: no records to choose from; has the run logged a step with completions yet?
     """
-    best = max(records, key=instructive, default=None)
+    best = max(records, key=instructiveness, default=None)
     if best is None:
         raise ValueError("no records to choose from; has the run logged a step with completions yet?")
     return best
 
 
-def instructive(record: Record) -> tuple[bool, bool, bool, float]:
+def instructiveness(record: Record) -> tuple[bool, bool, bool, float]:
     """The key of ``choose``; larger is more instructive."""
     credited = math.isfinite(record.advantage) and record.advantage != 0 and record.fallback is None
     opens = any(run.onset for run in runs(record))
@@ -159,23 +163,23 @@ def instructive(record: Record) -> tuple[bool, bool, bool, float]:
     return credited, credited and is_weight_on_mistake(record) is True, credited and opens, spread
 
 
-def visible(text: str) -> str:
+def visible_text(text: str) -> str:
     """``text`` with every control or invisible character shown, so that a terminal obeys none.
 
     Newline becomes ⏎, tab ⇥, other control characters their Unicode picture or their escape. Joiners stay.
 
-    >>> visible("a\\n\\x1b[31m")
+    >>> visible_text("a\\n\\x1b[31m")
     'a⏎␛[31m'
     """
     return visible_lines(text).replace("\n", "⏎")
 
 
 def visible_lines(text: str) -> str:
-    """``visible``, but line breaks stay."""
-    return "".join(c if c.isprintable() or c == "\n" else _visible(c) for c in text)
+    """``visible_text``, but line breaks stay."""
+    return "".join(c if c.isprintable() or c == "\n" else _visible_character(c) for c in text)
 
 
-def _visible(character: str) -> str:
+def _visible_character(character: str) -> str:
     code = ord(character)
     if code < 0x20:
         return "⇥" if character == "\t" else chr(0x2400 + code)
@@ -186,10 +190,10 @@ def _visible(character: str) -> str:
     return character
 
 
-def shortened(text: str, characters: int) -> str:
+def shorten_text(text: str, characters: int) -> str:
     """``text``, or its beginning and its longer end around an ellipsis, since a prompt ends with the question.
 
-    >>> shortened("abcdefghij", 7)
+    >>> shorten_text("abcdefghij", 7)
     'a … hij'
     """
     if len(text) <= characters:
@@ -260,17 +264,17 @@ def shade(strength: float, full: float) -> str:
     return "#" + "".join(f"{round(255 + (channel - 255) * part):02x}" for channel in end)
 
 
-def _broken(token: str) -> str:
+def _break_lines(token: str) -> str:
     """The token made visible, with a line break for its last newline."""
     head, newline, tail = token.rpartition("\n")
-    return visible(head + newline) + newline + visible(tail)
+    return visible_text(head + newline) + newline + visible_text(tail)
 
 
 def _values(record: Record) -> list[float]:
     return record.weight if record.advantage else record.credit
 
 
-def _typical(record: Record) -> float:
+def _median_value(record: Record) -> float:
     """The median weight (or credit, at zero advantage) of the trained tokens."""
     return median_low(finite_values(record, _values(record)) or [math.nan])
 
@@ -298,5 +302,5 @@ def _legend(record: Record) -> Text:
         text.append("«tool output»", _GREY)
         text.append(" · ", _QUIET)
     what = "weight" if record.advantage else "credit"
-    text.append(f"⟨{what}⟩, where none is written {_mark([_typical(record)], record)}", _QUIET)
+    text.append(f"⟨{what}⟩, where none is written {_mark([_median_value(record)], record)}", _QUIET)
     return text

@@ -169,10 +169,10 @@ class Decision:
     right: bool
 
 
-def wanted(answer: str) -> dict[str, str]:
+def codes_in(answer: str) -> dict[str, str]:
     """The right code of each symbol that an answer names, in order.
 
-    >>> wanted("all Ka 17 Bo 08")
+    >>> codes_in("all Ka 17 Bo 08")
     {'Ka': '17', 'Bo': '08'}
     """
     return dict(_DECISION.findall(answer))
@@ -187,7 +187,7 @@ def decisions(completion: str, answer: str) -> Iterator[Decision]:
     >>> list(decisions("codes Ka 11 Ka 17 Mo 22", "Ka 17 Bo 08"))
     [Decision(index=0, start=9, end=11, right=False)]
     """
-    codes = wanted(answer)
+    codes = codes_in(answer)
     index = {symbol: i for i, symbol in enumerate(codes)}
     for match in _DECISION.finditer(completion):
         if match[1] in index:
@@ -196,7 +196,7 @@ def decisions(completion: str, answer: str) -> Iterator[Decision]:
 
 def share_right(completion: str, answer: str) -> float:
     """The share of the answer's codes that the completion gives; a missing code is wrong."""
-    return sum(decision.right for decision in decisions(completion, answer)) / len(wanted(answer))
+    return sum(decision.right for decision in decisions(completion, answer)) / len(codes_in(answer))
 
 
 def codebook_reward(

@@ -6,7 +6,7 @@ Pure functions of ids: knows no model and no method.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gear_rl.arena.codebook.problem import EXACT, FILLER, LEAD, SYMBOLS, decisions, wanted
+from gear_rl.arena.codebook.problem import EXACT, FILLER, LEAD, SYMBOLS, codes_in, decisions
 from gear_rl.arena.truth import Truth, token_texts
 
 
@@ -22,7 +22,7 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     """
     answer = str(row["answer"])
     pieces = _pieces(ids, tokenizer)
-    codes = wanted(answer)
+    codes = codes_in(answer)
     decision, right, right_id = [-1] * len(ids), [False] * len(ids), [-1] * len(ids)
     token_of = [t for t, piece in enumerate(pieces) for _ in piece]
     for taken in decisions("".join(pieces), answer):

@@ -69,10 +69,10 @@ class Call:
         return f'<tool_call>\n{{"name": "{self.name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def played(calls: Sequence[Call]) -> Completion:
+def play_calls(calls: Sequence[Call]) -> Completion:
     """The completion in which an agent makes these calls, each in a turn of its own, and is done.
 
-    >>> played([Call(WAIT, {})])[1:]
+    >>> play_calls([Call(WAIT, {})])[1:]
     ('ok', 'done')
     """
     return (*chain.from_iterable((call.text, "ok") for call in calls), DONE)
@@ -110,7 +110,7 @@ class Problem:
 
     def solve(self) -> Completion:
         """The right calls in their order."""
-        return played(self.sends())
+        return play_calls(self.sends())
 
     def plant(self, seed: int) -> Completion:
         """The right calls but for one code, drawn as the student errs."""
@@ -118,7 +118,7 @@ class Problem:
         wrong = rng.randrange(len(self.items))
         codes = [RIGHT[item] for item in self.items]
         codes[wrong] = mistake(BELIEFS[self.items[wrong]], rng)
-        return played(self.sends(codes))
+        return play_calls(self.sends(codes))
 
     def reference(self, kind: Reference, seed: int = 0) -> str | None:
         """What only the teacher sees; "answer" is the right codes without their items.

@@ -139,7 +139,7 @@ def _calls(turn: str) -> list[_Made]:
     """The calls of a turn that reach a tool; none where one of them cannot be parsed."""
     found: list[_Made] = []
     for block in _CALL.finditer(turn):
-        match _parsed(block[1]):
+        match _parse_block(block[1]):
             case {"name": "wait", **rest} if rest.get("arguments", {}) == {}:
                 found.append((None, range(0)))
             case {"name": "send", "arguments": {"item": str(item), "code": str(code), **rest}} if not rest:
@@ -152,7 +152,7 @@ def _calls(turn: str) -> list[_Made]:
     return found
 
 
-def _parsed(block: str) -> Any:
+def _parse_block(block: str) -> Any:
     try:
         return json.loads(block)
     except ValueError:

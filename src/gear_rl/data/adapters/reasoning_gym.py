@@ -89,7 +89,7 @@ def reasoning_gym_reward(
     packs = [json.loads(pack) for pack in columns[COLUMN]]
     texts = final_texts(completions, columns)
     answers = [(_TAGGED.findall(text) or [text])[-1].strip() for text in texts]
-    sent = [i for i, pack in enumerate(packs) if safe(pack["generator"], answers[i])]
+    sent = [i for i, pack in enumerate(packs) if is_safe_answer(pack["generator"], answers[i])]
     pool = children(f"{__name__}:handler", limit_s=LIMIT_SECONDS, most=4)
     replies = dict(zip(sent, pool.ask([{**packs[i], "text": answers[i]} for i in sent]), strict=True))
     failures = [reply["failed"] for reply in replies.values() if "failed" in reply]
@@ -100,12 +100,14 @@ def reasoning_gym_reward(
     return [float(replies.get(i, {}).get("score", 0.0)) for i in range(len(packs))]
 
 
-def safe(name: str, answer: str) -> bool:
+def is_safe_answer(name: str, answer: str) -> bool:
     """Whether the generator's scorer may see the answer: False if it would evaluate text that could be code.
 
-    >>> safe("n_queens", "[['_', 'Q']]"), safe("n_queens", "[print() for x in 'a']"), safe("chain_sum", "f()")
-    (True, False, True)
-    >>> safe("countdown", "82 + 20*(67 - 50)"), safe("countdown", "().__class__")
+    >>> is_safe_answer("n_queens", "[['_', 'Q']]"), is_safe_answer("n_queens", "[print() for x in 'a']")
+    (True, False)
+    >>> is_safe_answer("chain_sum", "f()")
+    True
+    >>> is_safe_answer("countdown", "82 + 20*(67 - 50)"), is_safe_answer("countdown", "().__class__")
     (True, False)
     """
     if name in EVALUATE_FORMULAS:
@@ -140,11 +142,11 @@ def handler() -> Callable[[Any], dict[str, Any]]:
     import reasoning_gym  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before the first limit begins
 
     @lru_cache(maxsize=64)
-    def made(name: str, settings: str) -> Any:
+    def cached_generator(name: str, settings: str) -> Any:
         return generator(name, 1, 0, **json.loads(settings))
 
     def handle(request: Any) -> dict[str, Any]:
-        score = made(request["generator"], request["settings"]).score_answer
+        score = cached_generator(request["generator"], request["settings"]).score_answer
         return {"score": float(score(request["text"], ast.literal_eval(request["entry"])))}
 
     return handle

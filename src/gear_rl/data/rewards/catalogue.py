@@ -6,7 +6,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from gear_rl.arena.task import DEFAULT_TASK, dataset_task, get_task
-from gear_rl.data.objects import guarded, reward_fault
+from gear_rl.data.objects import guard_function, reward_fault
 from gear_rl.errors import InputError, did_you_mean, input_errors
 from gear_rl.user_objects import import_object
 
@@ -46,7 +46,7 @@ def load_reward(name: str, dataset: str = "arena") -> Reward:
         reward: Any = import_object(name, "reward")
         if not callable(reward):
             raise InputError(f"reward: {name} is {type(reward).__name__}, not a function")
-        return guarded(reward, "reward", name, reward_fault)
+        return guard_function(reward, "reward", name, reward_fault)
     theirs: dict[str, Reward] = {}
     if find_spec("trl") is not None:
         import trl.rewards

@@ -124,11 +124,11 @@ class _Child:
 
 def children(handler: str, *, limit_s: float, most: int) -> Children:
     """The children of these settings that this process shares."""
-    return _shared(handler, limit_s, most, os.getpid())
+    return _shared_children(handler, limit_s, most, os.getpid())
 
 
 @lru_cache
-def _shared(handler: str, limit_s: float, most: int, pid: int) -> Children:
+def _shared_children(handler: str, limit_s: float, most: int, pid: int) -> Children:
     return Children(handler, limit_s=limit_s, most=most)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from gear_rl.answer_text import said_answers
 from gear_rl.data.rewards.children import children
 from gear_rl.data.rewards.judges import Judge, Maths, judge_of
-from gear_rl.data.rewards.text import Completion, dotted, final_texts, report_failures
+from gear_rl.data.rewards.text import Completion, final_texts, report_failures, value_at
 from gear_rl.errors import InputError
 
 GOLD_COLUMNS = ("solution", "answer", "ground_truth", "reward_model.ground_truth")
@@ -89,7 +89,7 @@ def check_golds(dataset: Any) -> None:
     for i in (i for i, texts in enumerate(golds) if not texts):
         row = {name: values[i] for name, values in columns.items()}
         for path in GOLD_COLUMNS:
-            value = dotted(row, path)
+            value = value_at(row, path)
             if value and isinstance(value, str | list | Mapping):
                 raise InputError(
                     f"reward: math takes one gold answer, and {path!r} of row {i + 1} is {str(value)[:60]}; "
@@ -119,7 +119,7 @@ def _golds(columns: Mapping[str, Any], num: int) -> list[list[str]]:
             "--columns.answer COLUMN"
         )
     rows = [{name: columns[name][i] for name in present} for i in range(num)]
-    return [[text for path in GOLD_COLUMNS if (text := _gold(dotted(row, path)))] for row in rows]
+    return [[text for path in GOLD_COLUMNS if (text := _gold(value_at(row, path)))] for row in rows]
 
 
 def _gold(value: Any) -> str | None:

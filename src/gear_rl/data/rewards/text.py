@@ -72,15 +72,15 @@ def opens_reasoning(columns: Mapping[str, Any], num: int) -> list[bool]:
     return [isinstance(end, str) and _OPEN_END.search(end) is not None for end in ends]
 
 
-def dotted(row: Mapping[str, Any], path: str) -> Any:
+def value_at(row: Mapping[str, Any], path: str) -> Any:
     """The value at a dotted path, through objects, lists and their JSON text; None where the path ends early.
 
     A column whose own name holds the dots comes first. ``:-1`` is a part of a list.
 
-    >>> dotted({"reward_model": '{"ground_truth": "4"}'}, "reward_model.ground_truth")
+    >>> value_at({"reward_model": '{"ground_truth": "4"}'}, "reward_model.ground_truth")
     '4'
     >>> turns = {"turns": ["a", "b", "c"]}
-    >>> dotted(turns, "turns.:-1"), dotted(turns, "turns.-1"), dotted(turns, "turns.a")
+    >>> value_at(turns, "turns.:-1"), value_at(turns, "turns.-1"), value_at(turns, "turns.a")
     (['a', 'b'], 'c', None)
     """
     if path in row:

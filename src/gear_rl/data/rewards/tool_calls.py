@@ -115,7 +115,7 @@ def call_scores(expected: Sequence[Call], made: Sequence[Call | None]) -> tuple[
     shared = (Counter(wanted) & Counter(given)).total()
     return (
         2 * shared / (len(expected) + len(made)),
-        _paired(expected, calls) / longer,
+        _pair_agreement(expected, calls) / longer,
         _common_subsequence(wanted, given) / longer,
     )
 
@@ -150,16 +150,16 @@ def expected_calls(value: Any) -> Sequence[Call] | None:
     items: Any = _json(value) if isinstance(value, str) else without_null(value)
     if items is None and isinstance(value, str):
         calls = _text_calls(value)
-        return _whole(calls) if calls else None
+        return _all_calls(calls) if calls else None
     if isinstance(items, Mapping):
         items = [items]
     if not isinstance(items, list):
         return None
     calls = [_call(_json(item) if isinstance(item, str) else item) for item in items]
-    return _whole(calls)
+    return _all_calls(calls)
 
 
-def _whole(calls: Sequence[Call | None]) -> Sequence[Call] | None:
+def _all_calls(calls: Sequence[Call | None]) -> Sequence[Call] | None:
     known = [call for call in calls if call is not None]
     return known if len(known) == len(calls) else None
 
@@ -183,7 +183,7 @@ def equal(left: Any, right: Any) -> bool:
     return left == right
 
 
-def _paired(expected: Sequence[Call], made: Sequence[Call]) -> float:
+def _pair_agreement(expected: Sequence[Call], made: Sequence[Call]) -> float:
     """The sum over pairs of one name, the best pair first; ties go to the earlier calls."""
     pairs = sorted(
         (

@@ -1,16 +1,11 @@
-"""The checkpoints of a run under TRL: whole before they count, and which one a run resumes from.
+"""The checkpoints of a run under TRL: whole before they count, and which one a run resumes from."""
 
-The manifest, which is written last, has the hash of every file.
-"""
-
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,53 +36,50 @@ class BrokenCheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The run that a checkpoint belongs to, and the SHA-256 of every file."""
+    """The run that a checkpoint belongs to. It is written last, so the folder is whole where it is."""
 
     run: str
     """The same for a run that was resumed."""
     configuration: dict[str, Any]
-    """Every setting that a resumed run must share, as JSON has it."""
+    """The settings of the run, as JSON has them."""
     resumable: bool = True
     """False where only the model was saved."""
     versions: dict[str, str] = field(default_factory=versions)
-    files: dict[str, str] = field(default_factory=dict[str, str])
-    """SHA-256 by path inside the folder."""
+    files: dict[str, int]
+    """Bytes by path inside the folder."""
 
 
 def seal(folder: Path, **facts: Any) -> None:
     """Write the manifest of the folder's files, after all of them have reached the disk."""
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    manifest = asdict(Manifest(files=_hashed(folder, sorted(names), sync=True), **facts))
-    whole = {"own": _digest(manifest), **manifest}
-    replace_file(folder / MANIFEST, (json.dumps(whole, indent=1) + "\n").encode())
+    sizes: dict[str, int] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            sizes[path.relative_to(folder).as_posix()] = os.fstat(file.fileno()).st_size
+    manifest = asdict(Manifest(files=sizes, **facts))
+    replace_file(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The folder's manifest; its files are not read."""
+    """The folder's manifest; its files are not looked at."""
     try:
-        found: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
-        if found.pop("own") == _digest(found):
-            return Manifest(**found)
+        return Manifest(**json.loads((folder / MANIFEST).read_bytes()))
     except OSError:
         raise BrokenCheckpointError(f"it has no {MANIFEST}, so it was never finished") from None
-    except (ValueError, TypeError, KeyError, AttributeError):
-        pass
-    raise BrokenCheckpointError(f"its {MANIFEST} is not what this version writes")
+    except (ValueError, TypeError):
+        raise BrokenCheckpointError(f"its {MANIFEST} is not what this version writes") from None
 
 
-def checked(folder: Path) -> Manifest:
+def check_checkpoint(folder: Path) -> Manifest:
     """The manifest of a whole checkpoint; ``BrokenCheckpointError`` with the first thing that is wrong."""
     manifest = read_manifest(folder)
     if not manifest.resumable:
         raise BrokenCheckpointError(
             "it was saved with save_only_model, so the optimizer's state is not in it"
         )
-    missing = [name for name in manifest.files if not (folder / name).is_file()]
-    if missing:
-        raise BrokenCheckpointError(f"{missing[0]} is missing")
-    for name, digest in _hashed(folder, list(manifest.files)).items():
-        if digest != manifest.files[name]:
-            raise BrokenCheckpointError(f"{name} is not what was written: its SHA-256 differs")
+    for name, size in manifest.files.items():
+        if not (folder / name).is_file() or (folder / name).stat().st_size != size:
+            raise BrokenCheckpointError(f"{name} is missing or cut")
     return manifest
 
 
@@ -98,7 +90,7 @@ def newest_whole(folder: Path, run: str | None) -> tuple[Path, Manifest]:
         try:
             if run is not None and read_manifest(path).run != run:
                 raise BrokenCheckpointError("it is of another run")
-            return path, checked(path)
+            return path, check_checkpoint(path)
         except BrokenCheckpointError as broken:
             passed.append(f"{path.name}: {broken}")
             logger.warning("resume_from_checkpoint: %s is passed over: %s", path, broken)
@@ -123,16 +115,11 @@ def rotate(folder: Path, run: str, keep: int | None, best: str | None) -> None:
 
     The function of transformers counts another run's too, and a user's copy such as ``checkpoint-20-keep``.
     """
-    if not keep or keep < 1:
-        return
     own = [path for path in checkpoints_in(folder) if _is_of(path, run)]
     protected = {path for path in own[1:] if best is not None and path.resolve() == Path(best).resolve()}
     old = [path for path in own[1:] if path not in protected]
-    for path in old[max(0, keep - 1 - len(protected)) :]:
-        # Moved first: a kill during the deletion leaves nothing that looks like a checkpoint.
-        (folder / UNFINISHED).mkdir(exist_ok=True)
-        path.rename(folder / UNFINISHED / path.name)
-    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+    for path in old[max(0, keep - 1 - len(protected)) :] if keep else ():
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_of(path: Path, run: str) -> bool:
@@ -142,62 +129,25 @@ def _is_of(path: Path, run: str) -> bool:
         return False
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _hashed(folder: Path, names: list[str], *, sync: bool = False) -> dict[str, str]:
-    """SHA-256 of each file; with ``sync`` all are on the disk afterwards."""
-
-    def hashed(name: str) -> str:
-        with open(folder / name, "rb") as file:
-            if sync:
-                os.fsync(file.fileno())
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    with ThreadPoolExecutor(4) as threads:  # hashing leaves Python's lock
-        return dict(zip(names, threads.map(hashed, names), strict=True))
-
-
 _MAY_CHANGE = """
-    output_dir run_name project report_to disable_tqdm debug max_steps num_train_epochs resume_from_checkpoint
-    resume_anyway overwrite_output_dir non_finite_step load_best_model_at_end metric_for_best_model
-    greater_is_better
-    per_device_eval_batch_size num_generations_eval prediction_loss_only batch_eval_metrics include_for_metrics
-    include_num_input_tokens_seen skip_memory_metrics num_completions_to_print enable_jit_checkpoint
-    restore_callback_states_from_checkpoint push_to_hub local_rank do_train do_eval do_predict
-    dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
-    dataloader_multiprocessing_context torch_empty_cache_steps credit_batch_size activation_checkpointing
-    activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs trust_remote_code
-    vllm_group_port vllm_gpu_memory_utilization vllm_enable_sleep_mode
+    output_dir run_name project report_to disable_tqdm push_to_hub hub_ trackio_ log save_ eval_ do_ record_ debug
+    load_best_model_at_end metric_for_best_model greater_is_better per_device_eval_batch_size num_generations_eval
+    num_completions_to_print max_steps num_train_epochs non_finite_step credit_batch_size gradient_checkpointing
+    activation_checkpointing torch_empty_cache_steps dataloader_num_workers dataloader_p local_rank ddp_
+    vllm_server_ vllm_group_port vllm_gpu_memory_utilization vllm_enable_sleep_mode
 """
-MAY_CHANGE = frozenset(_MAY_CHANGE.split())
-"""Settings of a run's length, logs and memory, which do not change what it learns."""
-_MAY_CHANGE_BY_PREFIX = (
-    "logging_",
-    "log_",
-    "save_",
-    "eval_",
-    "hub_",
-    "trackio_",
-    "record_",
-    "ddp_",
-    "vllm_server_",
-)
-
-
-def may_change(name: str) -> bool:
-    """Whether a resumed run may have another value of a setting."""
-    return name in MAY_CHANGE or name.startswith(_MAY_CHANGE_BY_PREFIX)
+MAY_CHANGE = tuple(_MAY_CHANGE.split())
+"""How settings of a run's length, logs and memory begin, which do not change what it learns."""
+ABOUT_RESUMING = ("resume_from_checkpoint", "resume_anyway", "overwrite_output_dir")
 
 
 def fingerprint(args: GEARConfig, dataset: Any, rewards: Sequence[str], model: Any) -> dict[str, Any]:
-    """What a resumed run must share: every setting that is not in ``MAY_CHANGE``.
+    """What a resumed run is compared by: its settings, data, rewards and model.
 
     ``rewards`` are the names of the reward functions. The model is compared by type and size, adapters by
     their settings and the name of their base model.
     """
-    values = {name: value for name, value in args.to_dict().items() if not may_change(name)}
+    values = {name: value for name, value in args.to_dict().items() if name not in ABOUT_RESUMING}
     values |= {"processes": args.world_size, "reward_funcs": list(rewards)}
     size = sum(p.numel() for p in model.parameters())
     values["model"] = f"{model.config.model_type}, {size} parameters"
@@ -209,17 +159,19 @@ def fingerprint(args: GEARConfig, dataset: Any, rewards: Sequence[str], model: A
     return values
 
 
-def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """The settings that differ, with the checkpoint's value and the run's; empty if none does.
+def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, str]:
+    """What differs, with the checkpoint's value and the run's: what changes results, and what does not.
 
-    >>> differences({"beta": 0.0, "seed": 1}, {"beta": 0.1, "seed": 1})
-    'beta 0.0 is now 0.1'
+    >>> differences({"beta": 0.0, "seed": 1, "save_steps": 5}, {"beta": 0.1, "seed": 1, "save_steps": 9})
+    ('beta 0.0 is now 0.1', 'save_steps 5 is now 9')
     """
     names = [name for name in sorted(saved.keys() | own.keys()) if saved.get(name) != own.get(name)]
-    return ", ".join(f"{n} {saved.get(n)!r:.200} is now {own.get(n)!r:.200}" for n in names)
+    words = {name: f"{name} {saved.get(name)!r:.200} is now {own.get(name)!r:.200}" for name in names}
+    harmless = [name for name in names if name.startswith(MAY_CHANGE)]
+    return ", ".join(words[n] for n in names if n not in harmless), ", ".join(words[n] for n in harmless)
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """For JSON: sets in order, anything else by its ``repr`` without addresses."""
     if isinstance(value, set | frozenset):
         return sorted(map(str, cast(set[Any], value)))
@@ -232,7 +184,7 @@ class Checkpoints:
     def __init__(self, folder: RunFolder, args: GEARConfig, accelerator: Accelerator) -> None:
         self.folder, self.args, self.accelerator = folder, args, accelerator
         self.run, self.configuration = "", dict[str, Any]()
-        """The id of the run under way, and every setting that a resumed run must share."""
+        """The id of the run under way, and what a resumed run is compared by."""
         self.last: str | None = None
         """The last whole checkpoint of the run, or the one that it resumed from."""
         self.same = True
@@ -267,7 +219,7 @@ class Checkpoints:
             changed = self._changed(path, manifest, configuration)
             return self.folder.begin(None if changed else manifest.run), str(path), not changed
 
-        configuration = json.loads(json.dumps(configuration, sort_keys=True, default=_plain))
+        configuration = json.loads(json.dumps(configuration, sort_keys=True, default=_plain_value))
         self.configuration = configuration
         self.run, self.last, self.same = self._on_main(choose)
         return self.last
@@ -293,7 +245,7 @@ class Checkpoints:
             return newest_whole(folder.path, folder.run)
         path = Path(str(resume))
         try:
-            manifest = checked(path)
+            manifest = check_checkpoint(path)
         except BrokenCheckpointError as broken:
             raise ValueError(
                 f"resume_from_checkpoint: {resume} is no whole checkpoint: {broken}; name another, or take latest"
@@ -308,8 +260,8 @@ class Checkpoints:
         return path, manifest
 
     def _changed(self, path: Path, manifest: Manifest, configuration: dict[str, Any]) -> str:
-        """What differs in the configuration; ``ValueError`` without ``resume_anyway``."""
-        changed = differences(manifest.configuration, configuration)
+        """What differs and changes results; ``ValueError`` without ``resume_anyway``."""
+        changed, harmless = differences(manifest.configuration, configuration)
         if changed and not self.args.resume_anyway:
             raise ValueError(
                 f"resume_from_checkpoint: {path} was made with another configuration: {changed}; set it back, or "
@@ -317,6 +269,8 @@ class Checkpoints:
             )
         if changed:
             logger.warning("resume_anyway: goes on as a new run: %s", changed)
+        if harmless:
+            logger.warning("resume_from_checkpoint: other settings than before: %s", harmless)
         others = [f"{name} {old}" for name, old in manifest.versions.items() if versions().get(name) != old]
         if others:
             logger.warning("%s was made with %s: last bits may differ", path, ", ".join(others))

@@ -18,6 +18,7 @@ from gear_rl.credit.config import (
 )
 from gear_rl.credit.contexts import PrivilegedFunction, privileged_context, sources_of
 from gear_rl.engines.engine_config import EngineConfig
+from gear_rl.engines.trl.release import check_trl
 from gear_rl.environments import has_privileged_context
 from gear_rl.settings import Whole, setting_field
 from gear_rl.signals.signal import names_of
@@ -36,18 +37,6 @@ SHARDED = ("FSDP", "DEEPSPEED")
 """accelerate's names for weights that are divided among processes."""
 COUNTED_ROWS = 100_000
 """Rows of the dataset whose privileged contexts are counted before the training."""
-
-
-def check_trl(version: str) -> None:
-    """Raise ``ImportError`` for a release of TRL that this was not run against.
-
-    >>> check_trl("0.9.1")
-    Traceback (most recent call last):
-    ImportError: trl 0.9.1 is not supported; install trl>=1.14,!=1.15.*,<1.17
-    """
-    # The loss of 1.15 needs Triton, so nothing of ours could be run with it.
-    if not version.startswith(("1.14.", "1.16.")):
-        raise ImportError(f"trl {version} is not supported; install trl>=1.14,!=1.15.*,<1.17")
 
 
 check_trl(trl.__version__)

@@ -37,6 +37,7 @@ class DurableTrainer(Evaluating):
     """
 
     args: GEARConfig
+    _tag_names = ["trl", "gear"]  # noqa: RUF012
     num_generations: int  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(

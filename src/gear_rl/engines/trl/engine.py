@@ -15,7 +15,7 @@ from gear_rl.credit.prompts import naming_refused
 from gear_rl.engine import ForwardRequest, Tokenizer
 from gear_rl.engines.models import check_reward_model, load_frozen_teacher, reward_models
 from gear_rl.engines.trl.config import SHARDED
-from gear_rl.model.forwards import max_positions, unwrapped
+from gear_rl.model.forwards import max_positions, unwrap_model
 from gear_rl.model.teacher import AdapterFreeTeacher, CopyTeacher, Teacher, TeacherKind, make_teacher
 from gear_rl.records import Record
 from gear_rl.signals.passes import KeptStates, ModelPasses
@@ -91,10 +91,10 @@ class TRLEngine:
     def __init__(self, trainer: "GEARTrainer") -> None:
         self.trainer = trainer
         self.tokenizer = cast(Tokenizer, trainer._tokenizer)
-        self.max_positions = max_positions(unwrapped(trainer.model).config)
+        self.max_positions = max_positions(unwrap_model(trainer.model).config)
         self.rank = int(trainer.accelerator.process_index)
         self.world_size = int(trainer.accelerator.num_processes)
-        self.means = cast(list[float], trainer.run_state.setdefault("means", []))
+        self.state = cast(dict[str, Any], trainer.run_state.setdefault("method", {}))
 
     def render(
         self, prompts: Sequence[Any], chat_template_kwargs: Mapping[str, Any] | None

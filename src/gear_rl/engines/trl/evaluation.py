@@ -150,7 +150,7 @@ class Evaluating(GRPOTrainer):
         kept = {name: getattr(self, name) for name in names if hasattr(self, name)}
         engine: Any = getattr(self, "vllm_generation", None)
         temperature = getattr(engine, "temperature", None)
-        with unnoticed(self):
+        with leave_no_trace(self):
             try:
                 self.num_generations_eval = 1
                 if greedy and engine is not None:
@@ -169,10 +169,10 @@ class Evaluating(GRPOTrainer):
 
 
 @contextmanager
-def unnoticed(trainer: Evaluating) -> Generator[None]:
+def leave_no_trace(trainer: Evaluating) -> Generator[None]:
     """Rollouts inside leave no trace: no gradient, and the random state, metrics, logs and mode are as before."""
     names = ("_logs", "_metrics", "_pending_metrics", "_pending_extra_logs", "run_state")
-    kept = {name: copy.deepcopy(getattr(trainer, name)) for name in names if hasattr(trainer, name)}
+    kept = {name: copy.deepcopy(getattr(trainer, name)) for name in names}
     was_training = trainer.model.training
     try:
         with torch.random.fork_rng(devices=_devices(trainer)), torch.no_grad():

@@ -28,7 +28,7 @@ from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
 from gear_rl.engines.trl.old_pass import OldPass, shares_old_pass
 from gear_rl.engines.trl.rollouts import check_functions
 from gear_rl.method_builder import build_method
-from gear_rl.model.forwards import head_layer, padding_moves_positions, unwrapped
+from gear_rl.model.forwards import head_layer, padding_moves_positions, unwrap_model
 from gear_rl.model.teacher import begins_as_nothing
 from gear_rl.records import Record, RecordWriter
 from gear_rl.signals.table import needs_context, needs_passes, needs_student
@@ -56,7 +56,6 @@ class GEARTrainer(DurableTrainer):
     ValueError: train_dataset: method 'gear' compares the student with a teacher that sees the ground truth, ...
     """
 
-    _tag_names = ["trl", "gear"]  # noqa: RUF012
     model_name: str | None = None
     """The model's name in the card, where no hub has it; None for its folder's."""
     data_name: str | None = None
@@ -98,7 +97,7 @@ class GEARTrainer(DurableTrainer):
             zero_stage=int(getattr(getattr(plugins, "deepspeed_plugin", None), "zero_stage", 0)),
             fsdp_version=getattr(getattr(plugins, "fsdp_plugin", None), "fsdp_version", 2),
             adapter_free=adapter_free,
-            images=bool(getattr(self, "_is_vlm", False)),
+            images=self._is_vlm,
         )
         self.held_weights = HeldWeights(self, adapter_free=adapter_free)
         self.add_callback(self.held_weights)
@@ -125,7 +124,7 @@ class GEARTrainer(DurableTrainer):
         super().prepare_training()
         self._record_writer = None  # what it continues is read again
         rows = self.train_dataset
-        if not isinstance(rows, Dataset) or self.rollout_func is not None or getattr(self, "_is_vlm", False):
+        if not isinstance(rows, Dataset) or self.rollout_func is not None or self._is_vlm:
             return
         prompts: list[Any] = rows.select_columns(["prompt"])[:CHECKED_ROWS]["prompt"]
         reads_context = needs_context(self.credit) and self.args.teacher_prompt == "render"
@@ -152,7 +151,7 @@ class GEARTrainer(DurableTrainer):
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **options: Any) -> Any:
         call = super()._get_per_token_logps_and_entropies
-        if self.old_pass is None or unwrapped(model) is not unwrapped(self.model):
+        if self.old_pass is None or unwrap_model(model) is not unwrap_model(self.model):
             return call(model, *args, **options)
         return self.old_pass.run(call, model, *args, **options)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gear_rl.engine import Tokenizer
-from gear_rl.engines.verl.passes import padded
+from gear_rl.engines.verl.passes import pad_rows
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS
 from gear_rl.rollouts import LOGGED, Completions, RolloutBatch, left_padded
 from gear_rl.tensor.lists import float_list, int_list
@@ -58,11 +58,11 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
     have different advantages.
     """
     rows, eos = len(keys), getattr(tokenizer, "eos_token_id", None)
-    ids = padded(columns["responses"])
-    trained = padded([row.long() for row in columns["response_mask"]]).bool()
-    sampled = padded([row.long() for row in columns[SAMPLED]]).bool()
+    ids = pad_rows(columns["responses"])
+    trained = pad_rows([row.long() for row in columns["response_mask"]]).bool()
+    sampled = pad_rows([row.long() for row in columns[SAMPLED]]).bool()
     mask = sampled & trained.any(-1, keepdim=True)  # a rollout without a trained token has no turns
-    attention = padded([torch.ones_like(row) for row in columns["responses"]])
+    attention = pad_rows([torch.ones_like(row) for row in columns["responses"]])
     prompts = [int_list(row) for row in columns["prompts"]]
     rewards = [float(row.sum()) for row in columns["rm_scores"]]
     seen = seen_rows(columns, rows)
@@ -90,7 +90,7 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
         first=0,
         num_rollouts=rows,
         environments=[SeenEnvironment(row) for row in seen] if agent else None,
-        logged={name: _logged(extra, name) for name in LOGGED if any(name in row for row in extra)},
+        logged={name: _logged_values(extra, name) for name in LOGGED if any(name in row for row in extra)},
         failure_of=lambda b, message: message.get("failure"),
         tool_counts=[row.get("tool_counts") or {} for row in seen] if agent else None,
         truncated=[len(row) == 0 or int(row[-1]) != eos for row in columns["responses"]],
@@ -128,7 +128,7 @@ def messages_of(ids: Tensor, mask: Tensor, attention: Tensor, tokenizer: Tokeniz
 
 def _advantages(columns: Columns, mask: Tensor) -> Tensor:
     """The advantage of each completion; 0 where no token is trained."""
-    each = padded([row.float() for row in columns["advantages"]], mask.shape[1])
+    each = pad_rows([row.float() for row in columns["advantages"]], mask.shape[1])
     low = torch.where(mask, each, torch.inf).amin(-1)
     high = torch.where(mask, each, -torch.inf).amax(-1)
     uneven = (high > low).nonzero()
@@ -142,7 +142,7 @@ def _advantages(columns: Columns, mask: Tensor) -> Tensor:
     return torch.where(mask.any(-1), high, 0.0)
 
 
-def _logged(extras: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+def _logged_values(extras: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
     """The values that the reward function returned; lists of numbers may be JSON, since verl averages others."""
     values = [row.get(name) for row in extras]
     as_json = name != "feedback"
@@ -156,7 +156,7 @@ def log_prob_gap(columns: Columns, logprob: Tensor, counted: Tensor) -> float | 
     """
     if "old_log_probs" not in columns or not counted.any():
         return None
-    theirs = padded([row.float() for row in columns["old_log_probs"]], logprob.shape[1])
+    theirs = pad_rows([row.float() for row in columns["old_log_probs"]], logprob.shape[1])
     gap = max(float_list((theirs - logprob).abs()[counted]))
     if gap > LARGEST_GAP:
         _warn_of_gap()

@@ -154,7 +154,7 @@ def select(config: Any, path: str) -> Any:
 
 def check_environment() -> None:
     """Raise ``InputError`` where every worker of verl would die in this environment."""
-    if installed("trl") is not None:
+    if installed_version("trl") is not None:
         raise InputError(
             "trl is installed in this environment, and verl 0.9.1 imports a class that TRL 1.16 no longer has, "
             "so its workers die; make an environment of its own: pip install 'gear-rl[verl]'"
@@ -163,11 +163,11 @@ def check_environment() -> None:
 
 def version_note() -> str | None:
     """One line for a version of verl that is not the tested one; None otherwise."""
-    found = installed("verl")
+    found = installed_version("verl")
     return None if found in (None, TESTED) else f"verl {found} was never run with gear-rl, only {TESTED} was"
 
 
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """The version of a package in this environment; None where it is not installed."""
     try:
         return version(package)

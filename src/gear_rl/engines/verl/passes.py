@@ -85,28 +85,28 @@ def request_of_rows(
 ) -> ForwardRequest:
     """The request for the rollouts of one rank, with verl's ``prompts`` and ``responses``."""
 
-    def right(values: Sequence[Tensor]) -> Tensor:
-        return padded(values).to(device)
+    def pad_right(values: Sequence[Tensor]) -> Tensor:
+        return pad_rows(values).to(device)
 
-    def left(values: Sequence[Tensor]) -> Prompts:
+    def pad_left(values: Sequence[Tensor]) -> Prompts:
         return left_padded([int_list(ids) for ids in values], order.pad_id, device)
 
-    def given(values: Sequence[Tensor]) -> Tensor:
-        return right(values) if values[0].dim() else torch.stack([*values]).to(device)
+    def pad_values(values: Sequence[Tensor]) -> Tensor:
+        return pad_right(values) if values[0].dim() else torch.stack([*values]).to(device)
 
     return ForwardRequest(
         needs=order.needs,
         step=order.step,
         completions=Completions(
-            ids=right(responses),
-            attention=right([torch.ones_like(ids) for ids in responses]),
-            mask=right([row.mask for row in rows]).bool(),
+            ids=pad_right(responses),
+            attention=pad_right([torch.ones_like(ids) for ids in responses]),
+            mask=pad_right([row.mask for row in rows]).bool(),
         ),
-        student=left(prompts),
-        teachers=[left(shown) for shown in zip(*(row.teachers for row in rows), strict=True)],
+        student=pad_left(prompts),
+        teachers=[pad_left(shown) for shown in zip(*(row.teachers for row in rows), strict=True)],
         scored_B=torch.tensor([row.scored for row in rows], device=device),
         skip_first_tokens=order.config.teacher_skip_first_tokens,
-        inputs={name: given([row.inputs[name] for row in rows]) for name in rows[0].inputs},
+        inputs={name: pad_values([row.inputs[name] for row in rows]) for name in rows[0].inputs},
     )
 
 
@@ -132,7 +132,7 @@ class VerlEngine(OneProcess):
     tools: Sequence[Sequence[Mapping[str, Any]] | None]
     template_kwargs: Mapping[str, Any]
     metrics: dict[str, Any]
-    means: list[float]
+    state: dict[str, Any]
     max_positions: int | None = None
     teacher_model: str | None = None
     record_sink: Callable[[list[Record]], object] | None = None
@@ -164,7 +164,7 @@ class VerlEngine(OneProcess):
         values = self.passes(places, [pickle.dumps(row) for row in rows_of_request(request, places)], order)
         width = request.completions.mask.shape[1]
         back = sorted((b, place) for place, b in enumerate(places) if b != PADDING)
-        return {name: padded([values[name][place] for _, place in back], width).float() for name in names}
+        return {name: pad_rows([values[name][place] for _, place in back], width).float() for name in names}
 
     def log(self, metrics: Mapping[str, float]) -> None:
         self.metrics.update(metrics)
@@ -178,13 +178,13 @@ class VerlEngine(OneProcess):
             return [rows[r] for r in placed_by_group(groups, self.parts)]
         scored = [*map(bool, int_list(request.scored_B.long())), *[False] * self.padding]
         lengths = [*int_list(request.completions.attention.sum(-1)), *[0] * self.padding]
-        return [rows[r] for r in placed(scored, lengths, self.parts)]
+        return [rows[r] for r in balanced_order(scored, lengths, self.parts)]
 
 
-def placed(scored: Sequence[bool], lengths: Sequence[int], parts: int) -> list[int]:
+def balanced_order(scored: Sequence[bool], lengths: Sequence[int], parts: int) -> list[int]:
     """An order whose ``parts`` equal runs have about as much to score: the longest first, dealt back and forth.
 
-    >>> placed([True, False, True, True, False, True], [9, 5, 8, 7, 5, 6], parts=2)
+    >>> balanced_order([True, False, True, True, False, True], [9, 5, 8, 7, 5, 6], parts=2)
     [0, 5, 1, 2, 3, 4]
     """
     runs: list[list[int]] = [[] for _ in range(parts)]
@@ -211,13 +211,13 @@ def placed_by_group(groups: Sequence[int], parts: int) -> list[int]:
     return order
 
 
-def padded(rows: Sequence[Tensor], width: int = 0) -> Tensor:
+def pad_rows(rows: Sequence[Tensor], width: int = 0) -> Tensor:
     """Rows of different lengths as one tensor, filled with 0 on the right, at least ``width`` wide."""
     both = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
     return torch.nn.functional.pad(both, (0, max(0, width - both.shape[1])))
 
 
-def jagged(padded: Tensor, lengths: Sequence[int]) -> Tensor:
+def jagged_rows(padded: Tensor, lengths: Sequence[int]) -> Tensor:
     """Padded rows as verl stores them: each as long as its completion."""
     rows = [row[:length] for row, length in zip(padded, lengths, strict=True)]
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)

@@ -14,8 +14,16 @@ from verl.utils.device import get_device_id
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from gear_rl.engines.models import load_frozen_teacher
-from gear_rl.engines.verl.passes import FIELDS, ORDER, Order, column, jagged, request_of_rows, signal_field
-from gear_rl.model.forwards import text_config, unwrapped
+from gear_rl.engines.verl.passes import (
+    FIELDS,
+    ORDER,
+    Order,
+    column,
+    jagged_rows,
+    request_of_rows,
+    signal_field,
+)
+from gear_rl.model.forwards import text_config, unwrap_model
 from gear_rl.model.teacher import AdapterFreeTeacher, Teacher
 from gear_rl.signals.passes import ModelPasses
 
@@ -54,14 +62,14 @@ class CreditWorker(ActorRolloutRefWorker):
             )
             values = passes.run(request)
         lengths = [len(ids) for ids in responses]
-        fields = {signal_field(name): jagged(x.float().cpu(), lengths) for name, x in values.items()}
+        fields = {signal_field(name): jagged_rows(x.float().cpu(), lengths) for name, x in values.items()}
         return TensorDict(fields, batch_size=len(lengths))
 
     def _teacher_model(self, name: str | None) -> nn.Module | None:
         """The frozen model that is the teacher, if another is: loaded once, whole on every rank."""
         if name is not None and self._other is None:
             actor: Any = self.actor.engine
-            config: Any = unwrapped(actor.module).config
+            config: Any = unwrap_model(actor.module).config
             dtype = {"dtype": actor._autocast_dtype}  # FSDP computes in it, whatever the weights are kept in
             vocabulary = int(text_config(config).vocab_size)
             teacher = load_frozen_teacher(name, dtype, actor.model_config.tokenizer, vocabulary)

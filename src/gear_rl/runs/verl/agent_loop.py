@@ -17,7 +17,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.schemas import ToolResponse
 
-from gear_rl.credit.control_tokens import control_pattern, defused
+from gear_rl.credit.control_tokens import control_pattern, defuse_text
 from gear_rl.engines.tools import ToolGuard, tool_functions
 from gear_rl.engines.verl.batch import AGENT_NAME, SEEN
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS, value_of
@@ -75,7 +75,7 @@ class EnvironmentLoop(ToolAgentLoop):
             text = await self._answer(self.methods[name], arguments)
         except Exception as error:
             text = str({"error": str(error)})
-        return ToolResponse(text=defused(text, self.control)), 0.0, {}
+        return ToolResponse(text=defuse_text(text, self.control)), 0.0, {}
 
     async def _answer(self, method: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
         if inspect.iscoroutinefunction(method):

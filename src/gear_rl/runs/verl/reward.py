@@ -61,12 +61,12 @@ def _value(function: Callable[..., Any], text: str, row: Mapping[str, Any], logg
         completions=[[{"role": "assistant", "content": text}]],
         completion_ids=[None],
         log_extra=log_extra,
-        log_metric=_unlogged,
+        log_metric=_log_nothing,
         **columns,
     )
     [value] = asyncio.run(result) if inspect.iscoroutine(result) else result
     return math.nan if value is None else float(value)
 
 
-def _unlogged(*words: Any) -> None:
+def _log_nothing(*words: Any) -> None:
     """In place of TRL's ``log_metric``: verl logs only what a reward returns."""

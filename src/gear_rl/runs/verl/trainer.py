@@ -35,7 +35,7 @@ from gear_rl.engines.verl.passes import (
     Passes,
     VerlEngine,
     column,
-    jagged,
+    jagged_rows,
     signal_field,
 )
 from gear_rl.engines.verl.worker import CreditWorker
@@ -49,8 +49,8 @@ from gear_rl.signals.table import needs_context
 
 logger = logging.getLogger(__name__)
 
-MEANS = "gear_means.json"
-"""In verl's checkpoint: the means that the credit step keeps (``Engine.means``)."""
+STATE = "gear_state.json"
+"""In verl's checkpoint: what the method remembers (``Engine.state``)."""
 HYBRID_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 """verl's roles of a worker that holds the actor."""
 
@@ -80,7 +80,7 @@ class CreditTrainer:
         self._writer: RecordWriter | None = None
         self._prompts_agree = False
         self._segment_check = SegmentCheck()
-        self._means = list[float]()
+        self._state = dict[str, Any]()
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.mode
             super().__init__(config)  # pyright: ignore[reportCallIssue]
@@ -108,16 +108,16 @@ class CreditTrainer:
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
         # Before verl's own, which ends by naming the folder the newest.
-        replace_file(folder / MEANS, json.dumps(self._means).encode())
+        replace_file(folder / STATE, json.dumps(self._state).encode())
         super()._save_checkpoint()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()  # pyright: ignore[reportAttributeAccessIssue]
         given = self.config.trainer
         newest = Path(given.default_local_dir) / f"global_step_{self.global_steps}"
-        file = Path(given.resume_from_path if given.resume_mode == "resume_path" else newest) / MEANS
+        file = Path(given.resume_from_path if given.resume_mode == "resume_path" else newest) / STATE
         if self.global_steps and file.is_file():
-            self._means = json.loads(file.read_bytes())
+            self._state = json.loads(file.read_bytes())
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         # verl's rejection of tokens overwrites the mask, and turns are runs of sampled tokens.
@@ -150,7 +150,7 @@ class CreditTrainer:
         advantage = for_loss(rollouts, result.credit)
         if advantage.dim() > 1:  # else every weight is 1, and what verl computed stays
             lengths = [len(ids) for ids in columns["responses"]]
-            self._put(keys, batch.partition_id, {"advantages": jagged(advantage.float(), lengths)})
+            self._put(keys, batch.partition_id, {"advantages": jagged_rows(advantage.float(), lengths)})
         if "student_logprob" in result.signals:
             counted = result.trusted_B[:, None] & rollouts.completions.mask  # of others the signals may be 0
             gap = log_prob_gap(columns, result.signals.student_logprob, counted)
@@ -175,7 +175,7 @@ class CreditTrainer:
             tools=[row.get("tools") for row in seen_rows(columns, len(real))],
             template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs", None) or {}),
             metrics=metrics,
-            means=self._means,
+            state=self._state,
             max_positions=self._max_positions,
             teacher_model=self.credit.config.teacher_model,
             record_sink=None if self.credit.config.record_file is None else self._write,
