@@ -96,8 +96,8 @@ def save_report(findings: Findings, out: Path) -> None:
         loader=PackageLoader("gear_rl.lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    filters: tuple[Any, ...] = (_number, _signed_number, _span, _p_value, _percent, _plural)
-    pages.filters.update({one.__name__.removeprefix("_"): one for one in filters})
+    numbers = {"number": _number, "signed": _signed_number, "p": _p_value, "percent": _percent}
+    pages.filters.update(numbers, span=_span, plural=_plural)
     drawn = [
         {"label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
         for n, one in enumerate(drawings(findings))
