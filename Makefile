@@ -31,7 +31,7 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
 install: $(VENV)/.dev ## Make the virtual environment, with everything for development
 
 demo: $(VENV)/.trl ## Train a small language model with GEAR on this machine, in minutes
-	$(BIN)/gear demo $(ARGS)
+	$(BIN)/gear demo --overwrite $(ARGS)
 
 test: $(VENV)/.dev ## Run every test, on two processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not lm" $(ARGS)

@@ -31,10 +31,10 @@ import torch
 
 from benchmarks import forms
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
-from gear_rl.lab.cells import Cell
+from gear_rl.lab.cells import Cell, plain
 from gear_rl.lab.own import plan_of_run
 from gear_rl.lab.statistics import mean_interval
-from gear_rl.lab.training import Spec, run_cells
+from gear_rl.lab.training import Spec, read_cells, run_cells
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.models import resolve_model
 
@@ -134,10 +134,8 @@ def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Se
 
 def collect_cells(runs: Path) -> list[Cell]:
     """The finished runs, sorted by their file's name; ``cells.jsonl`` gets a line for each."""
-    read = (json.loads(path.read_text(encoding="utf-8")) for path in sorted((runs / "cells").glob("*.json")))
-    cells = [Cell.model_validate(row["cell"]) for row in read if "cell" in row]
-    done = [cell for cell in cells if cell.error is None]
-    lines = (cell.model_dump_json(exclude_defaults=True) + "\n" for cell in done)
+    done = [cell for cell in read_cells(runs / "cells") if cell.error is None]
+    lines = (json.dumps(plain(cell)) + "\n" for cell in done)
     (runs / "cells.jsonl").write_text("".join(lines), encoding="utf-8")
     return done
 

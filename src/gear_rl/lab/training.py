@@ -113,6 +113,12 @@ def finished_cell(spec: Spec, folder: Path) -> Cell | None:
     return file.cell if same and file.cell.error is None else None
 
 
+def read_cells(folder: Path) -> list[Cell]:
+    """Every run that is in the folder, failed ones too, in the order of its files' names."""
+    files = (file for file in sorted(folder.glob("*.json")) if not file.name.startswith("before-"))
+    return [_File.model_validate_json(file.read_text(encoding="utf-8")).cell for file in files]
+
+
 def run_cells(
     specs: Sequence[Spec],
     folder: Path,

@@ -38,7 +38,7 @@ class RunConfig(BaseModel):
     """'arena', a hub name, a local folder, or smollm2 (gear model smollm2)."""
     dataset: str
     """'arena', 'arena/TIER' or 'arena/errands/TIER'; a .jsonl, .json, .csv, .tsv or .parquet file; a folder;
-    'reasoning-gym/NAME'; 'word-problems'; 'sums'; or a hub name."""
+    'reasoning-gym/NAME'; package.module:function; or a hub name."""
     dataset_config: str | None = None
     """Configuration of a hub dataset."""
     dataset_split: str = "train"
