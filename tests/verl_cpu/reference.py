@@ -41,7 +41,7 @@ def credited(
     assigner = build_method(method)
     config = CreditConfig(teacher_model_kind="live").resolved(assigner)
     weights = Qwen3ForCausalLM.from_pretrained(model, local_files_only=True).eval()
-    engine = EngineWithTools(AutoTokenizer.from_pretrained(model), weights, config)
+    engine = EngineWithTools(AutoTokenizer.from_pretrained(model), weights)
     engine.tools = tools
     result = step(RolloutBatch(**batch), assigner, engine, config)
     return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}

@@ -45,9 +45,6 @@ class Replayed(GEARTrainer):
         output["advantages"] = torch.tensor(self.rollouts_of["advantages"])  # TRL's divide by another epsilon
         return super()._spread(output)
 
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        return super()._compute_loss(model, inputs)  # under a loss of one's own the credit is made before it
-
 
 def replay(
     batch: dict[str, Any], model: str, credit: str, tools: list[Any], settings: dict[str, Any]
@@ -62,8 +59,8 @@ def replay(
         rows = [{**row, "privileged_context": text} for row, text in zip(rows, contexts, strict=True)]
     rewards = [batch["rewards"][b] for b in order]
     results = []
-    assign = engine.assign
-    engine.assign = lambda *given: results.append(assign(*given)) or results[-1]
+    step = engine.step
+    engine.step = lambda *given, **more: results.append(step(*given, **more)) or results[-1]
     with tempfile.TemporaryDirectory() as folder:
         arguments = GEARConfig(
             folder,
