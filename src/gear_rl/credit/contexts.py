@@ -113,7 +113,7 @@ def prompts_for(
         )
     sources, contexts, wrong = contexts_of(batch, engine, config, privileged)
     # Only a teacher's signals are contrasted, not a distillation term or an answer's confidence.
-    for texts in (contexts, wrong if needs_teacher(method.needs) else None):
+    for texts in (contexts, wrong if needs_teacher(method) else None):
         if texts is not None:
             shown, long = teacher_prompts(batch, engine, config, texts)
             prompts.append(shown)
