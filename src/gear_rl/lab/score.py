@@ -240,10 +240,10 @@ def _signal(one: Found, name: str) -> list[float]:
     return [student - teacher for student, teacher in pairs]  # large where the teacher finds a token unlikely
 
 
-def places_of(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def localisation_of(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The localisations as `findings` takes them.
 
-    >>> places_of({"task": "chain", "tier": "hard", "fault": "result"}, [])["fault"]
+    >>> localisation_of({"task": "chain", "tier": "hard", "fault": "result"}, [])["fault"]
     'a wrong result'
     """
     own = "data" in document
