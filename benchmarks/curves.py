@@ -56,7 +56,6 @@ def curves(
         cells = folder / place / "cells"
         ran, tuned = run_plan_with_bar(plan, cells, jobs=jobs or os.cpu_count() or 1, console=console)
         findings = findings_of(plan, ran, tuned, command=command)
-        assert findings.comparison is not None
         one = findings.comparison.model_dump(mode="json", exclude={"cells"})
         decisions = next(number for number, name in DECISIONS.items() if name == tier)
         point = {"decisions": decisions, "rollouts": rollouts, "use": findings.settings["use"]}

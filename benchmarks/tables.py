@@ -54,7 +54,7 @@ def lines_of(rows: Sequence[Sequence[str]]) -> str:
 @cache
 def read(files: tuple[str, ...]) -> Comparison:
     """The comparison of all runs of some files."""
-    first, *more = (found for name in files if (found := read_runs(RESULTS / f"{name}.jsonl").comparison))
+    first, *more = (read_runs(RESULTS / f"{name}.jsonl").comparison for name in files)
     have = {(cell.method, cell.seed) for cell in first.cells}
     cells = [cell for other in more for cell in other.cells if (cell.method, cell.seed) not in have]
     return compare(

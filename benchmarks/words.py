@@ -237,7 +237,7 @@ def _scored(
         data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         chat = ["--privileged_column", column, "--chat", "true"]
         material = marked_material(data, task.model, words=chat, say=task.say)
-        document, _ = score(methods, material, progress=progress)
+        document = score(methods, material, progress=progress)
     return {name: document[name] for name in ("n", "methods", "set_aside")}
 
 

@@ -31,7 +31,7 @@ import torch
 
 from benchmarks import forms
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
-from gear_rl.lab.cells import Cell, plain
+from gear_rl.lab.cells import Cell, plain_fields
 from gear_rl.lab.own import plan_of_run
 from gear_rl.lab.statistics import mean_interval
 from gear_rl.lab.training import Spec, read_cells, run_cells
@@ -135,7 +135,7 @@ def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Se
 def collect_cells(runs: Path) -> list[Cell]:
     """The finished runs, sorted by their file's name; ``cells.jsonl`` gets a line for each."""
     done = [cell for cell in read_cells(runs / "cells") if cell.error is None]
-    lines = (json.dumps(plain(cell)) + "\n" for cell in done)
+    lines = (json.dumps(plain_fields(cell)) + "\n" for cell in done)
     (runs / "cells.jsonl").write_text("".join(lines), encoding="utf-8")
     return done
 

@@ -1,14 +1,12 @@
 """python -m benchmarks signals: the competitors compute the same numbers, and a ratio is of what it says."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import measure, signals
+from benchmarks import measure, page, signals
 from benchmarks.measure import interleaved, ratio
-from benchmarks.page import renewed
 from benchmarks.peers import COMPETITORS, errors, exact, operands
 from support.commands import benchmark
 
@@ -58,9 +56,10 @@ def test_the_limit_is_the_fastest_tile_and_timed_as_often_as_ours(monkeypatch, t
     assert found["competitors"]["eager"]["ratio"] == 2.0 and found["competitors"]["naive"]["ratio"] == 4.0
     assert all(0 < error < 1e-5 for error in found["error_of_products"].values())
     assert calls[1:] == [(list(COMPETITORS), 1), (["bare", "eager"], signals.OFTEN - 1)]
-    page = renewed("a\n<!-- signals -->\nold\n<!-- /signals -->\nb", tmp_path)
-    assert "old" not in page and "| 2.00 (2.00 to 2.00) | 3 |" in page and found["command"] in page
-    assert renewed(page, tmp_path) == page
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    text = page.renewed("a\n<!-- signals -->\nold\n<!-- /signals -->\nb")
+    assert "old" not in text and "| 2.00 (2.00 to 2.00) | 3 |" in text and found["command"] in text
+    assert page.renewed(text) == text
 
 
 @pytest.mark.parametrize(
@@ -74,9 +73,3 @@ def test_the_limit_is_the_fastest_tile_and_timed_as_often_as_ours(monkeypatch, t
 def test_bad_input_is_one_line(words, message):
     done = benchmark(*words)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
-
-
-def test_the_tables_of_the_page_are_those_of_the_files():
-    docs = Path(__file__).parents[2] / "docs"
-    text = (docs / "benchmarks.md").read_text(encoding="utf-8")
-    assert renewed(text, docs / "results") == text, "run python -m benchmarks page"

@@ -112,8 +112,8 @@ def test_planted_faults_from_a_file_give_the_numbers_of_the_task(tmp_path, quiet
     _, tokenizer = load()
     file = written(tmp_path, *planted(get_task("chain").cases(tokenizer, "hard", 7), tokenizer))
     named = {"by_entropy": {"name": "gear", "onset_signal": "entropy"}, "gear": {"name": "gear"}}
-    ours = score(named, marked_material(file, "arena"))[0]
-    theirs = score(named, arena_material(tier="hard", n=7))[0]
+    ours = score(named, marked_material(file, "arena"))
+    theirs = score(named, arena_material(tier="hard", n=7))
     assert ours["n"] == 7 and ours["other_completion"] == {"correct": 7}
     rows, by_role = theirs["methods"], {}
     for name, row in rows.items():

@@ -36,17 +36,14 @@ def test_a_paired_difference_by_hand(family):
     # Differences 1/4, 1/2, 1/4: mean 1/3, deviation sqrt(1/48), error 1/12, t = 4.
     found = paired_difference([0.75, 1.0, 0.5], [0.5, 0.5, 0.25], family=family)
     assert (found.num_pairs, found.difference) == (3, pytest.approx(1 / 3))
-    assert found.p == pytest.approx(family * (1 - 4 / math.sqrt(18)))  # 2 degrees: p = 1 - t / sqrt(2 + t^2)
     reach = t_of_two(0.025 / family) / 12
     assert found.interval == pytest.approx((1 / 3 - reach, 1 / 3 + reach))
-    assert paired_difference([0.1, 0.2, 0.3], [0.1, 0.3, 0.2], family=3).p == 1.0
 
 
 def test_pairs_that_agree_to_the_last_problem_prove_nothing():
-    # Three times one problem of 512: with a deviation of one problem t = sqrt(3), so p = 1 - sqrt(3 / 5).
+    # Three times one problem of 512: with a deviation of one problem.
     ours, theirs = [0.5 + 1 / 512] * 3, [0.5] * 3
     found = paired_difference(ours, theirs, least_spread=1 / 512)
-    assert found.p == pytest.approx(1 - math.sqrt(3 / 5))
     reach = t_of_two(0.025) / 512 / math.sqrt(3)
     assert found.interval == pytest.approx((1 / 512 - reach, 1 / 512 + reach))
 
@@ -54,7 +51,7 @@ def test_pairs_that_agree_to_the_last_problem_prove_nothing():
 @pytest.mark.parametrize(("few", "difference"), [([], None), ([0.5], 0.25), ([0.5, 1.0], 0.5)])
 def test_fewer_than_three_values_have_no_interval(few, difference):
     assert mean_interval(few) is bootstrap_interval(few) is None
-    assert paired_difference(few, [0.25] * len(few)) == (len(few), difference, None, None)
+    assert paired_difference(few, [0.25] * len(few)) == (len(few), difference, None)
 
 
 def test_the_bootstrap_is_corrected_for_skew():
@@ -74,8 +71,6 @@ def test_a_ratio_of_means_by_hand():
     _, even = mean_ratio([0.5] * 10, [1.0] * 10)
     assert even == (0.5, 0.5)
     assert mean_ratio([0.5] * 9, [1.0] * 9) == (0.5, None), "of nine the bootstrap's is too short"
-    with pytest.raises(ValueError, match="give pairs"):
-        mean_ratio([], [])
 
 
 @pytest.mark.parametrize(("both", "most"), [(False, 0.32), (True, 0.05)])

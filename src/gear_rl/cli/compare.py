@@ -182,7 +182,6 @@ def run_plan_with_bar(
 def verdict_table(findings: "Findings") -> Group:
     """The numbers as a table that fits 80 columns, and every verdict as a line under it."""
     c, settings, rows = findings.comparison, findings.settings, list[dict[str, str]]()
-    assert c is not None
     reward = c.outcome == "reward"
     end = "reward" if reward else "after"
     for v in c.verdicts:

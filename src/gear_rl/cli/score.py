@@ -13,7 +13,6 @@ from rich.table import Table
 from gear_rl.arena.task import DEFAULT_TASK, all_tasks
 from gear_rl.cli.console import (
     AsJson,
-    command_line,
     error_console,
     number_or_dash,
     out_console,
@@ -24,7 +23,6 @@ from gear_rl.cli.console import (
     show_log,
 )
 from gear_rl.errors import InputError
-from gear_rl.files import check_output
 
 TASKS = all_tasks()
 TASK_HELP = " or ".join(task.name for task in TASKS) + "."
@@ -45,7 +43,6 @@ def score(
     model: Annotated[str | None, typer.Option(help="With --data: folder, hub name, or arena.")] = None,
     max_tokens: Annotated[int, typer.Option(help="With --data: longer completions are set aside.")] = 4096,
     as_json: AsJson = False,
-    report: Annotated[Path | None, typer.Option(help="Write a page (.html) with table and figure.")] = None,
 ) -> None:
     """Is the credit where the fault is?
 
@@ -77,16 +74,10 @@ def score(
         if model is None:
             why = "give the folder or the hub name of the model to score, or arena"
             raise InputError(f"--model: missing; {why}")
-        if report is not None:
-            try:
-                check_output(report, [data], "--report")
-            except ValueError as error:
-                raise InputError(str(error)) from None
     show_log(logging.WARNING)
     chosen = parse_methods(split_methods(methods))
     from gear_rl.lab.marked import marked_material
     from gear_rl.lab.material import arena_material
-    from gear_rl.lab.score import localisation_of
     from gear_rl.lab.score import score as score_credit
     from gear_rl.runs.arena import task_of
 
@@ -96,19 +87,7 @@ def score(
     else:
         material = marked_material(data, str(model), n=n, max_tokens=max_tokens, words=context.args, say=say)
     with progress_bar(error_console, "scoring ") as progress:
-        document, rows = score_credit(chosen, material, progress=progress)
-    if report is not None:
-        from gear_rl.lab.report import Findings, save_report
-
-        page = Findings(
-            title=f"Where credit lands: {_title(document)}",
-            command=command_line(),
-            localisation=localisation_of(document, rows),
-            settings={"n": document["n"], "methods": sorted(chosen)},
-            versions=document["versions"],
-        )
-        save_report(page, report)
-        say(f"wrote {report}")
+        document = score_credit(chosen, material, progress=progress)
     if as_json:
         typer.echo(json.dumps(document, indent=2))
     else:

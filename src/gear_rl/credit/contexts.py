@@ -27,10 +27,10 @@ from gear_rl.engine import Engine, plain_ids
 from gear_rl.environments import PRIVILEGED_CONTEXT, is_blocks, texts_of, value_of
 from gear_rl.files import without_null
 from gear_rl.rollouts import Prompts, RolloutBatch, left_padded, succeeds
-from gear_rl.signals.table import needs_context, needs_teacher
+from gear_rl.signals.table import needs_context
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.segments import turn_ids
-from gear_rl.types import CreditAssigner
+from gear_rl.types import CreditAssigner, Signal
 
 logger = logging.getLogger(__name__)
 
@@ -96,11 +96,15 @@ def sources_of(config: CreditConfig, privileged: PrivilegedFunction | None) -> l
 def prompts_for(
     batch: RolloutBatch,
     method: CreditAssigner,
+    signals: Sequence[Signal],
     engine: Engine,
     config: CreditConfig,
     privileged: PrivilegedFunction | None,
 ) -> TeacherPrompts:
-    """The teacher's prompts of a batch; none for a method that reads no context. Every process must call this."""
+    """The teacher's prompts of a batch; none for a method that reads no context. Every process must call this.
+
+    ``signals`` are those that the method needs.
+    """
     mask, reads_context = batch.completions.mask, needs_context(method)
     rendered = reads_context and config.teacher_prompt == "render"
     check_untemplated(batch.prompts, engine.tokenizer, reads_context=rendered)
@@ -113,7 +117,7 @@ def prompts_for(
         )
     sources, contexts, wrong = contexts_of(batch, engine, config, privileged)
     # Only a teacher's signals are contrasted, not a distillation term or an answer's confidence.
-    for texts in (contexts, wrong if needs_teacher(method) else None):
+    for texts in (contexts, wrong if any(signal.teacher for signal in signals) else None):
         if texts is not None:
             shown, long = teacher_prompts(batch, engine, config, texts)
             prompts.append(shown)

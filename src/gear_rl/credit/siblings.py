@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from gear_rl.engine import Engine
-from gear_rl.signals.signal import names_of
 from gear_rl.tensor.lists import float_list
 from gear_rl.traits import is_whole_batch
 from gear_rl.types import Credit, CreditAssigner, TokenSignals, is_per_row
@@ -24,7 +23,7 @@ def credit_beside_siblings(
 
     Every process must call this.
     """
-    compares = is_whole_batch(method) or any(is_per_row(name) for name in names_of(method.needs))
+    compares = is_whole_batch(method) or any(map(is_per_row, signals.values))
     if engine.world_size == 1 or not compares:
         return method(advantage_B, signals)
     num_rows, num_columns = signals.mask.shape

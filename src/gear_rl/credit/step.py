@@ -68,7 +68,8 @@ def prepare(
 ) -> CreditPlan:
     """The privileged contexts of the rollouts, and the completions to score; every process must call this."""
     method, trained_B = at_step(method, batch.step), batch.completions.mask.any(-1)
-    teacher = prompts_for(batch, method, engine, config, privileged)
+    signals = signals_of(method.needs)
+    teacher = prompts_for(batch, method, signals, engine, config, privileged)
     missing_B, long_B = teacher.missing_B, teacher.long_B
     fallback_B = {
         "no_context": missing_B & trained_B,
@@ -77,14 +78,14 @@ def prepare(
         "no_token": ~trained_B,
     }
     scored_B = trained_B & ~missing_B & ~long_B
-    if not _reads_signals(method):
+    if not signals and distillation_of(method) is None:
         scored_B = torch.zeros_like(scored_B)
     elif not is_additive(method):
         # Where the advantage is 0 no weight changes anything, so nothing is scored.
         scored_B = scored_B & (batch.advantage_B != 0)
     return CreditPlan(
         method=method,
-        signals=signals_of(method.needs),
+        signals=signals,
         batch=batch,
         teacher=teacher,
         scored_B=scored_B,
@@ -100,7 +101,7 @@ def credit_from(plan: CreditPlan, signals: TokenSignals, engine: Engine) -> Cred
     """
     method, batch, scored_B = plan.method, plan.batch, plan.scored_B
     advantage_B, mask = batch.advantage_B, batch.completions.mask
-    reads_signals = _reads_signals(method)
+    reads_signals = bool(plan.signals) or distillation_of(method) is not None
     fallback_B, finite_B = dict(plan.fallback_B), finite_rows(signals)
     fallback_B["non_finite"] = scored_B & ~finite_B
     falls_B = torch.stack(list(fallback_B.values())).any(0)
@@ -217,7 +218,3 @@ def _state_metrics(state: Mapping[str, Any]) -> dict[str, float]:
         elif isinstance(value, list) and value:
             metrics[f"gear/{name}"] = cast(list[float], value)[-1]
     return metrics
-
-
-def _reads_signals(method: CreditAssigner) -> bool:
-    return bool(method.needs) or distillation_of(method) is not None

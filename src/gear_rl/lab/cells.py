@@ -82,9 +82,8 @@ class Cell(Frozen):
 
     def ends(self, outcome: Outcome) -> tuple[float, float] | None:
         """Before and after; None for a run that failed."""
-        if self.error is not None or self.before is None or self.after is None:
-            return None
-        return self.before.value(outcome), self.after.value(outcome)
+        curve = self.curve(outcome)
+        return (curve[0][1], curve[-1][1]) if curve else None
 
     def curve(self, outcome: Outcome) -> Curve:
         """From before the first step to after the last; empty for a run that failed."""

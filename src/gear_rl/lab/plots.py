@@ -5,7 +5,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gear_rl.lab.report import Findings
 
 _INK, _QUIET, _BLUE, _ORANGE, _RULE = "#1a1a1a", "#6b6b6b", "#0072b2", "#d55e00", "#808080"
-_MARKERS = {"method": "o", "floor": "v", "control": "D", "ceiling": "^"}
 _LOOKS: Any = {"text.parse_math": False, "font.size": 8.5}
 
 
@@ -41,26 +40,18 @@ class Drawing(NamedTuple):
 
 def drawings(findings: "Findings") -> list[Drawing]:
     """Every figure that the findings have numbers for, in the order of the page."""
-    figures: list[Drawing] = []
-
-    def add(task: str, tier: str, kind: str, label: str, draw: Callable[[], Any]) -> None:
-        stem = "-".join(re.sub(r"[^\w]+", "-", text).strip("-") or "x" for text in (task, tier, kind))
-        figures.append(Drawing(stem, label, draw))
-
-    c, place = findings.comparison, findings.localisation
-    cells = [] if c is None else [cell for cell in c.cells if cell.error is None]
-    if c is not None and cells:
-        against = f"every method of {c.task}, {c.tier}, against {c.baseline}"
-        measure = _measure(c)
-        label = f"Final {measure} of {against}: a dot per seed, means with intervals, differences"
-        add(c.task, c.tier, "final", label, partial(_final, c, cells))
-        label = f"Held-out {measure} over the steps of {against}: mean over seeds with intervals"
-        add(c.task, c.tier, "curves", label, partial(_curves, c, cells))
-    if place is not None and any(row["auc"][0] is not None for row in place["rows"]):
-        where = f"How well each method and signal finds {place['fault']} of {place['task']}, {place['tier']}"
-        label = f"{where}: AUC with its interval"
-        add(place["task"], place["tier"], "localisation", label, partial(_localisation, place))
-    return figures
+    c = findings.comparison
+    cells = [cell for cell in c.cells if cell.error is None]
+    if not cells:
+        return []
+    place = "-".join(re.sub(r"[^\w]+", "-", text).strip("-") or "x" for text in (c.task, c.tier))
+    against = f"every method of {c.task}, {c.tier}, against {c.baseline}"
+    label = f"Final {_measure(c)} of {against}: a dot per seed, means with intervals, differences"
+    more = f"Held-out {_measure(c)} over the steps of {against}: mean over seeds with intervals"
+    return [
+        Drawing(f"{place}-final", label, partial(_final, c, cells)),
+        Drawing(f"{place}-curves", more, partial(_curves, c, cells)),
+    ]
 
 
 def _measure(c: Comparison) -> str:
@@ -159,24 +150,6 @@ def _curves(c: Comparison, cells: Sequence[Cell]) -> Any:
     return figure
 
 
-def _localisation(place: Mapping[str, Any]) -> Any:
-    rows = [row for row in place["rows"] if row["auc"][0] is not None]
-    figure = Figure(figsize=(6.4, 0.9 + 0.28 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    names: list[str] = []
-    for y, row in enumerate(rows):
-        role, (mean, interval, _) = row["role"], row["auc"]
-        _bar(axes, y, mean, interval, _BLUE if role == "method" else _QUIET, _MARKERS[role])
-        names.append(_name(row["name"] if role == "method" else f"{row['name']} ({role})"))
-    _reference(axes, 0.5)
-    _style_axes(
-        axes, "Finds the fault", f"AUC, {100 * place['level']:g} % interval · 0.5 is chance", grid="x"
-    )
-    _rows_axis(axes, names)
-    axes.set_xlim(min(0.0, *axes.get_xlim()), 1.02)
-    return figure
-
-
 def _name(name: str) -> str:
     return shorten_text(visible_text(name), 28) or "?"
 
@@ -198,12 +171,10 @@ def _rows_axis(axes: Any, names: Sequence[str]) -> None:
     axes.tick_params(axis="y", labelcolor=_INK, length=0)
 
 
-def _bar(
-    axes: Any, y: float, mean: float, interval: Sequence[float] | None, colour: str, marker: str = "o"
-) -> None:
+def _bar(axes: Any, y: float, mean: float, interval: Sequence[float] | None, colour: str) -> None:
     if interval is not None:
         axes.plot(interval, [y, y], color=colour, lw=2.2, solid_capstyle="butt")
-    axes.plot([mean], [y], marker, color=colour, ms=6, mec="none")
+    axes.plot([mean], [y], "o", color=colour, ms=6, mec="none")
 
 
 def _reference(axes: Any, x: float) -> None:

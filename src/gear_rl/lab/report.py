@@ -1,4 +1,4 @@
-"""The findings of a comparison or of a localisation: their file, one HTML page and PNG files.
+"""The findings of a comparison: their file, one HTML page and PNG files.
 
 The page needs no script, no font and no network. docs/laboratory.md describes the file.
 """
@@ -31,10 +31,9 @@ class _About(Frozen):
 
 
 class Findings(_About):
-    """What a page shows: a comparison, or where methods put their credit."""
+    """What a page shows."""
 
-    comparison: Comparison | None = None
-    localisation: dict[str, Any] | None = None
+    comparison: Comparison
 
 
 class _Head(_About):
@@ -48,7 +47,6 @@ class _Head(_About):
 def write_runs(findings: Findings, path: Path) -> None:
     """Write a comparison: a line that says what it is, and a line for each run."""
     c, about = findings.comparison, {name: getattr(findings, name) for name in _About.model_fields}
-    assert c is not None
     lines = [_Head(**about, baseline=c.baseline, ceiling=c.ceiling, outcome=c.outcome), *c.cells]
     text = "".join(json.dumps(plain_fields(line), separators=(",", ":")) + "\n" for line in lines)
     replace_file(path, text.encode())
@@ -96,7 +94,7 @@ def save_report(findings: Findings, out: Path) -> None:
         loader=PackageLoader("gear_rl.lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    filters: tuple[Any, ...] = (_number, _signed_number, _span, _p_value, _percent, _plural)
+    filters: tuple[Any, ...] = (_number, _signed_number, _span, _percent, _plural)
     pages.filters.update({one.__name__.removeprefix("_"): one for one in filters})
     drawn = [
         {"label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
@@ -125,10 +123,6 @@ def _signed_number(value: float | None) -> str:
 
 def _span(interval: Sequence[float] | None, digits: int = 3) -> str:
     return _number(None) if interval is None else " to ".join(_number(end, digits) for end in interval)
-
-
-def _p_value(value: float | None) -> str:
-    return "< 0.001" if value is not None and value < 0.001 else _number(value)
 
 
 def _percent(share: float) -> str:

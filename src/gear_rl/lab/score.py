@@ -19,7 +19,6 @@ from gear_rl.credit.step import collect, credit_from, prepare
 from gear_rl.errors import InputError
 from gear_rl.lab.localisation import Located, Role, localisation, locate, onsets_of
 from gear_rl.lab.material import Material, Pair, rollouts_of
-from gear_rl.lab.statistics import LEVEL
 from gear_rl.method_builder import build_method
 from gear_rl.signals.signal import names_of
 from gear_rl.signals.table import SIGNALS as SIGNALS_BY_NAME
@@ -100,8 +99,8 @@ def score(
     material: Material,
     *,
     progress: Callable[[str, float, int], None] = lambda name, done, total: None,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """How well each method's credit finds the faults: the document for JSON, and the localisations for a report.
+) -> dict[str, Any]:
+    """How well each method's credit finds the faults, as a document for JSON.
 
     ``methods`` are names to show with their settings; floors, controls and the ceiling are always added. Every
     problem is a group of two: the completion with the fault, and one with a larger reward. They go through the
@@ -121,13 +120,12 @@ def score(
         source = kept["gear" if name in ("entropy", "divergence") else "rlsd"]
         rows.append(_localised_row(name, source, role="control", signal=signal))
     rows.append(_localised_row("oracle", kept["uniform"], role="ceiling"))
-    document = {
+    return {
         **material.about,
         "threads": torch.get_num_threads(),
         "methods": {row["name"]: _rounded_row(row) for row in rows},
         "versions": versions(),
     }
-    return document, rows
 
 
 def credits_of(
@@ -238,18 +236,6 @@ def _signal(one: Found, name: str) -> list[float]:
         return list(one.signals[name])
     pairs = zip(one.signals["student_logprob"], one.signals["teacher_logprob"], strict=True)
     return [student - teacher for student, teacher in pairs]  # large where the teacher finds a token unlikely
-
-
-def localisation_of(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The localisations as `findings` takes them.
-
-    >>> localisation_of({"task": "chain", "tier": "hard", "fault": "result"}, [])["fault"]
-    'a wrong result'
-    """
-    own = "data" in document
-    task, tier = ("data", "model") if own else ("task", "tier")
-    fault = "a span that was marked" if own else f"a wrong {document['fault']}"
-    return {"task": document[task], "tier": document[tier], "fault": fault, "rows": rows, "level": LEVEL}
 
 
 def _rounded_row(one: dict[str, Any]) -> dict[str, Any]:

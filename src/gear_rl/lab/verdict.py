@@ -7,7 +7,7 @@ Pure: runs in, verdicts out. The final outcome alone decides; the other numbers 
 # pyright: reportUnknownArgumentType=false
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -58,11 +58,6 @@ class Verdict(Frozen):
     difference_interval: Interval | None
     at_its_rate: Paired | None
     """To the baseline at the method's rate; None where that is the baseline's own or was not run."""
-    p: float | None
-    """The larger one of both differences."""
-    area: float | None
-    area_difference: float | None
-    area_difference_interval: Interval | None
     rate: float | None
     share: float | None
     """Of the ceiling's mean gain."""
@@ -88,7 +83,7 @@ class Comparison(Frozen):
     rewards: tuple[float, float] | None
     level: float = LEVEL
     family: int
-    """Methods compared with the baseline, failed ones included: intervals and p are corrected for them."""
+    """Methods compared with the baseline, failed ones included: intervals are corrected for them."""
     seeds: tuple[int, ...]
     baseline_problem: str | None
     """Why there is no verdict on any method."""
@@ -129,11 +124,11 @@ class _Runs:
     def rate(self, method: str) -> float | None:
         return next((cell.rate for cell in self.cells[method].values() if cell.rate is not None), None)
 
-    def paired(self, method: str, of: Callable[[Curve], float], against: str) -> Paired:
-        """The method less another over the seeds that both finished; the ceiling's is not corrected."""
+    def paired(self, method: str, against: str) -> Paired:
+        """The end of the method less another's over the seeds of both; the ceiling's is not corrected."""
         ours, theirs = self.curves(method), self.curves(against)
         seeds = [] if self.is_baseline(method) else sorted(ours.keys() & theirs.keys())
-        a, b = ([of(curves[seed]) for seed in seeds] for curves in (ours, theirs))
+        a, b = ([_end(curves[seed]) for seed in seeds] for curves in (ours, theirs))
         return paired_difference(a, b, 1 if method == self.ceiling else self.family, self.resolution)
 
     def at_its_rate(self, method: str) -> Paired | None:
@@ -142,7 +137,7 @@ class _Runs:
         against = self.baseline
         if rate is not None and rate != own and method != self.ceiling:
             against = name_at_rate(self.baseline, rate)
-        return self.paired(method, _end, against) if against in self.cells else None
+        return self.paired(method, against) if against in self.cells else None
 
 
 def compare(
@@ -187,7 +182,7 @@ def compare(
     )
     family = sum(not runs.is_baseline(method) and method != ceiling for method in by_method)
     runs = replace(runs, family=max(1, family))
-    gain = None if ceiling is None else runs.paired(ceiling, _end, baseline)
+    gain = None if ceiling is None else runs.paired(ceiling, baseline)
     problem = _baseline_problem([cell for cell in finished if cell.method == baseline], outcome)
     problem = problem or _ceiling_problem(gain)
     seeds = sorted({cell.seed for cell in cells})
@@ -215,16 +210,6 @@ def compare(
         missing=tuple((method, seed) for method, row in rows for seed in seeds if seed not in row),
         cells=tuple(cells),
     )
-
-
-def area_under(curve: Curve) -> float:
-    """Mean height of the line through the points of a curve.
-
-    >>> area_under([(0, 0.0), (10, 1.0), (30, 1.0)])
-    0.8333333333333334
-    """
-    steps, heights = zip(*curve, strict=True)
-    return float(np.trapezoid(heights, steps)) / (steps[-1] - steps[0])
 
 
 def budget_to(curve: Curve, accuracy: float) -> float | None:
@@ -276,7 +261,7 @@ def _ceiling_problem(gain: Paired | None) -> str | None:
 
 def _verdict(method: str, runs: _Runs, gain: Paired | None, problem: str | None) -> Verdict:
     cells, curves, theirs = runs.cells[method], runs.curves(method), runs.curves(runs.baseline)
-    final, area = (runs.paired(method, of, runs.baseline) for of in (_end, area_under))
+    final = runs.paired(method, runs.baseline)
     same = runs.at_its_rate(method)
     done = [cells[seed] for seed in curves]
     ends, goal = [_end(curve) for curve in curves.values()], _mean([_end(curve) for curve in theirs.values()])
@@ -302,10 +287,6 @@ def _verdict(method: str, runs: _Runs, gain: Paired | None, problem: str | None)
         difference=final.difference,
         difference_interval=final.interval,
         at_its_rate=None if same == final else same,
-        p=_p_of_both(final, same),
-        area=_mean([area_under(curve) for curve in curves.values()]),
-        area_difference=area.difference,
-        area_difference_interval=area.interval,
         rate=runs.rate(method),
         share=share,
         share_interval=share_interval,
@@ -348,12 +329,6 @@ def _in_words(
             kind = "no difference shown"
     lost = len(runs.lost(runs.baseline))
     return kind, f"{kind} at {own.num_pairs} seeds" + (f"; {runs.baseline} lost {lost}" if lost else "")
-
-
-def _p_of_both(own: Paired, same: Paired | None) -> float | None:
-    if same is None or own.p is None or same.p is None or own.difference is None or same.difference is None:
-        return own.p
-    return max(own.p, same.p) if own.difference * same.difference > 0 else 1.0
 
 
 def _within_0_and_1(interval: Interval | None) -> Interval | None:
