@@ -110,8 +110,8 @@ class Continuations:
     def _apart(self) -> Generator[None]:
         """The batch under way keeps its state, and its environments."""
         trainer: Any = self._trainer
-        rollouts, pool = trainer.rollouts, getattr(trainer, "_environment_pool", None)
-        guard = trainer.tool_guard
+        has_environments, guard = trainer.environment_factories is not None, trainer.tool_guard
+        rollouts, pool = trainer.rollouts, trainer._environment_pool if has_environments else None
         trainer.rollouts, answers, guard.answers = Rollouts(), guard.answers, {}
         if pool is not None:
             trainer._environment_pool = {name: self._environments.setdefault(name, []) for name in pool}
