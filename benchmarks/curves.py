@@ -60,7 +60,7 @@ def curves(
         decisions = next(number for number, name in DECISIONS.items() if name == tier)
         point = {"decisions": decisions, "rollouts": rollouts, "use": findings.settings["use"]}
         point |= {"rates": tuned} | one
-        settings = {spec.name: spec.resolved for spec in plan.reported()}
+        settings = {spec.name: spec.resolved for spec in plan.reported_specs()}
         found.append(point | {"resolved": settings, "versions": findings.versions})
         yield {"task": TASK, "total": TOTAL, "seeds": seeds, "command": command, "points": list(found)}
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import Cells
-from gear_rl.lab.compare import Plan, best
+from gear_rl.lab.compare import Plan, best_rate
 from gear_rl.lab.training import run_cells
 
 RULES: dict[str, Callable[[Sequence[float]], float]] = {
@@ -35,7 +35,7 @@ def rates(plan: Plan, tried: Sequence[float], seeds: int, folder: Path, jobs: in
         replace(spec, seed=1000 + number)
         for number in range(seeds)
         for method in plan.methods
-        for spec in plan.tuning(method, tried)[:: len(plan.tuning(method, tried[:1]))]
+        for spec in plan.tuning_specs(method, tried)[:: len(plan.tuning_specs(method, tried[:1]))]
     ]
     ends: dict[str, dict[float, dict[int, tuple[float, float]]]] = {}
     for spec, cell in zip(specs, run_cells(specs, folder, jobs=jobs), strict=True):
@@ -63,7 +63,7 @@ def play(
     seeds = set.intersection(*(set(of_rate) for of_rate in ends.values()))
     chosen, left, lost = list[float](), list[float](), list[float]()
     for drawn in combinations(sorted(seeds), count):
-        rate = best({rate: round(rule([runs[s][1] for s in drawn]), 6) for rate, runs in ends.items()})
+        rate = best_rate({rate: round(rule([runs[s][1] for s in drawn]), 6) for rate, runs in ends.items()})
         others = [ends[rate][seed] for seed in seeds.difference(drawn)]
         chosen.append(rate)
         left.append(float(np.mean([after for _, after in others])))

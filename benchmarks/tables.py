@@ -239,8 +239,18 @@ TABLES = {
         ("codebook_hard", "codebook_hard_onsets"),
         {**RIGHT, **GAIN, "share of the oracle's gain": share, "rollouts to GRPO's end": budget},
         {
-            **named("uniform", "uniform@0.0004", "oracle", "gear", "rlsd", "shuffled", "random_onsets"),
-            "uniform@0.0004": "GRPO at the others' rate",
+            **named(
+                "uniform",
+                "uniform@0.0004",
+                "uniform@0.0001",
+                "oracle",
+                "gear",
+                "rlsd",
+                "shuffled",
+                "random_onsets",
+            ),
+            "uniform@0.0004": "GRPO at a rate of others",
+            "uniform@0.0001": "GRPO at a rate of others",
         },
     ),
     "errands_ten": Table(

@@ -127,7 +127,7 @@ def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Se
     return [
         replace(spec, between=False)
         for rate in rates
-        for spec in plan.reported(dict.fromkeys(plan.methods, rate))
+        for spec in plan.reported_specs(dict.fromkeys(plan.methods, rate))
         if spec.seed in seeds
     ]
 

@@ -29,7 +29,7 @@ def asked(monkeypatch):
 
     def run(plan, folder, *, jobs, console):
         plans.append((plan, folder))
-        return list(trained(plan, plan.reported())), {}
+        return list(trained(plan, plan.reported_specs())), {}
 
     monkeypatch.setattr(curves, "run_plan_with_bar", run)
     return plans

@@ -67,7 +67,7 @@ def test_every_command_has_the_same(tmp_path):
         run.trainer = out | batch
         assert seen(make_trainer(run).args) == wanted, "gear train, gear demo"
         plan = plan_of([text], task="chain", tier="easy", seeds=1, steps=1, n_eval=8)
-        *_, spec = plan.reported()  # after the baseline and the ceiling
+        *_, spec = plan.reported_specs()  # after the baseline and the ceiling
         assert seen(cell_trainer(spec, str(tmp_path)).args) == wanted, "gear compare"
         assert {**DEFAULTS, **spec.engine} == wanted, "the record of the cell"
         config = arena_material(tier="easy", n=1).config.resolved(build_method(credit))

@@ -19,12 +19,12 @@ from gear_rl.errors import InputError
 from gear_rl.lab import compare
 from gear_rl.lab.cells import Cell
 from gear_rl.lab.compare import (
-    MOST_STEPS,
-    best,
+    MOST_WIDENINGS,
+    best_rate,
     findings_of,
-    grid,
     next_rate,
     plan_of,
+    rate_grid,
     run_plan,
 )
 from gear_rl.lab.lineup import line_up, parse_method, parse_methods, split_methods
@@ -46,7 +46,7 @@ def plan_without_ceiling(methods, **settings):
 
 
 def specs_of(methods, **settings):
-    return plan_without_ceiling(methods, **settings).reported()
+    return plan_without_ceiling(methods, **settings).reported_specs()
 
 
 # --- methods and plans ---------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_a_list_of_methods_is_split_between_methods():
 
 def test_every_method_meets_every_seed_and_rates_are_tuned_elsewhere():
     plan = plan_of(["gear"], task="codebook", tier="default", seeds=10, n_eval=768)
-    tuned, shown = plan.tuning("gear", grid(plan.rate, 4)), plan.reported()
+    tuned, shown = plan.tuning_specs("gear", rate_grid(plan.rate, 4)), plan.reported_specs()
     assert [*plan.methods] == ["uniform", "oracle", "gear"] and plan.ceiling == "oracle"
     assert [(s.name, s.seed) for s in shown] == [(m, n) for n in range(10) for m in plan.methods]
     assert {s.steps for s in shown} == {40} and {s.samples for s in shown} == {4}
@@ -104,22 +104,22 @@ def test_bad_input_is_one_line(words, message, tmp_path):
 @given(peak=st.integers(-8, 8), count=st.integers(2, 6))
 def test_the_search_ends_with_the_best_inside_or_at_the_limit(peak: int, count: int) -> None:
     """On a curve with one top, wherever it is, in halvings and doublings of the task's own rate."""
-    first = grid(4e-4, count)
+    first = rate_grid(4e-4, count)
     place = {compare._round_rate(4e-4 * 2.0**n): n for n in range(-12, 13)}
     curve = {rate: -abs(place[rate] - peak) for rate in first}
     while (beyond := next_rate(curve, first)) is not None:
         assert beyond not in curve
         curve[beyond] = -abs(place[beyond] - peak)
-    low, high = place[first[0]] - MOST_STEPS, place[first[-1]] + MOST_STEPS
-    assert place[best(curve)] == min(max(peak, low), high)
-    assert len(curve) <= count + MOST_STEPS
-    assert next_rate({3e-4: 0.5}, grid(3e-4, 1)) is None
+    low, high = place[first[0]] - MOST_WIDENINGS, place[first[-1]] + MOST_WIDENINGS
+    assert place[best_rate(curve)] == min(max(peak, low), high)
+    assert len(curve) <= count + MOST_WIDENINGS
+    assert next_rate({3e-4: 0.5}, rate_grid(3e-4, 1)) is None
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One tuning seed, and a rate more at most."""
-    monkeypatch.setattr(compare, "MOST_STEPS", 1)
+    monkeypatch.setattr(compare, "MOST_WIDENINGS", 1)
     monkeypatch.setattr(compare, "TUNING_SEEDS", (1000,))
 
 
@@ -203,7 +203,7 @@ TOLD: list[float] = []
 def comparison(tmp_path_factory):
     """A run that finishes, and one that cannot in the same process; what was finished is not run again."""
     folder = tmp_path_factory.mktemp("compare")
-    specs = PLAN.reported()
+    specs = PLAN.reported_specs()
     rows = run_cells(specs, folder / "cells", jobs=1, estimate=TOLD.append)
     stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
     assert run_cells(specs[:1], folder / "cells", jobs=1) == rows[:1]

@@ -9,7 +9,7 @@ import pytest
 from engines import tiny
 from gear_rl.arena.model import load
 from gear_rl.arena.task import get_task
-from gear_rl.cli.score import score_table, verdict
+from gear_rl.cli.score import score_table, score_verdict
 from gear_rl.lab.marked import EXAMPLE, marked_material, read_marked
 from gear_rl.lab.material import arena_material, rollouts_of
 from gear_rl.lab.score import (
@@ -140,7 +140,7 @@ def test_planted_faults_from_a_file_give_the_numbers_of_the_task(tmp_path, quiet
     assert rows["entropy"]["auc"] > 0.8 and rows["log_ratio"]["auc"] > 0.8
     assert rows["surprise"]["auc"] > 0.95, "it did not draw the fault"
     said = "The faults are planted: the student did not draw them"
-    assert said in verdict(theirs) and said not in verdict(ours)
+    assert said in score_verdict(theirs) and said not in score_verdict(ours)
     assert score_table(theirs).row_count == len(rows) + 3  # the headings of floors, controls and ceiling
 
 

@@ -218,7 +218,7 @@ def trainer_of(tmp_path_factory):
 
     def made(task: str, **engine: Any) -> Any:
         plan = plan_of([], task=task, tier="easy", seeds=1, steps=1, rollouts=16, n_eval=8, rates=1)
-        spec = replace(plan.reported()[1], engine=engine)
+        spec = replace(plan.reported_specs()[1], engine=engine)
         assert spec.name == "oracle"
         return cell_trainer(spec, str(tmp_path_factory.mktemp("branching")))
 

@@ -47,14 +47,14 @@ def test_the_methods_share_all_but_themselves(folder):
     methods = ["gear", "live=gear:teacher_model_kind=live", "answer=gear:privileged_column=answer"]
     plan = plan_with(methods, 2, max_steps=3, learning_rate=2e-5, teacher_model_kind="ema", seed=7)
     assert (plan.rate, plan.steps, plan.rollouts, plan.n_eval, plan.ceiling) == (2e-5, 3, 8, 9, None)
-    specs = {spec.name: spec for spec in plan.reported()}
+    specs = {spec.name: spec for spec in plan.reported_specs()}
     assert {name: spec.engine["teacher_model_kind"] for name, spec in specs.items()} == {
         "uniform": "ema", "gear": "ema", "live": "live", "answer": "ema",
     }  # fmt: skip
     assert specs["answer"].engine["privileged_column"] == "answer"
     assert specs["gear"].run["trainer"]["temperature"] == 0.5
     assert not {"seed", "max_steps", "learning_rate"} & set(specs["gear"].run["trainer"])
-    tuned = plan.tuning("gear", [2e-5])[0]
+    tuned = plan.tuning_specs("gear", [2e-5])[0]
     assert (tuned.first, tuned.n_eval) == (9, 3), "the last quarter tunes"
     assert plan_with(rates=1).n_eval == 12, "nothing tunes"
 
@@ -62,11 +62,11 @@ def test_the_methods_share_all_but_themselves(folder):
 def test_other_data_code_or_weights_are_another_comparison(folder):
     (folder / "teacher").mkdir()
     changes = {"rows.jsonl": '{"prompt": "2 + 2"}\n', "rewards.py": "# other\n", "teacher/weights": "other"}
-    files = [plan_with(teacher_model="teacher").reported()[0].file for _ in range(2)]
+    files = [plan_with(teacher_model="teacher").reported_specs()[0].file for _ in range(2)]
     for name, more in changes.items():
         with (folder / name).open("a") as file:
             file.write(more)
-        files.append(plan_with(teacher_model="teacher").reported()[0].file)
+        files.append(plan_with(teacher_model="teacher").reported_specs()[0].file)
     assert files[0] == files[1] and len(set(files)) == 4
 
 
@@ -82,7 +82,9 @@ def test_a_method_in_the_folder_needs_no_package(folder):
 
 def test_a_changed_method_of_ones_own_is_another_run(folder):
     def names():
-        return {spec.name: spec.file for spec in plan_with(["own=shuffled:of=own_method:Mine"]).reported()}
+        return {
+            spec.name: spec.file for spec in plan_with(["own=shuffled:of=own_method:Mine"]).reported_specs()
+        }
 
     code = "from gear_rl import Gear\nclass Mine(Gear):\n    name = 'mine'\n"
     (folder / "own_method.py").write_text(code)
@@ -102,7 +104,7 @@ def test_full_marks_may_be_0(folder):
 
 def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     plan = plan_with(samples=2)
-    [spec] = plan.reported()
+    [spec] = plan.reported_specs()
     row = run_cell(spec, folder / "cells")
     assert row.error is None, row.error
     assert len(row.curves["reward"]) == 1 and len(row.after.rewards) == 2
@@ -124,7 +126,7 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
 
 def test_a_run_that_learns_nothing_has_a_level_curve(folder):
     """The same problems throughout, and the same random numbers."""
-    [spec] = plan_with(max_steps=4, learning_rate=0.0).reported()
+    [spec] = plan_with(max_steps=4, learning_rate=0.0).reported_specs()
     row = run_cell(spec, folder / "cells")
     assert row.error is None, row.error
     way = [height for _, height in row.curve("reward")]
@@ -140,7 +142,7 @@ def test_other_tiers_and_a_text_stand_beside(folder):
     with pytest.raises(InputError, match=r"--perplexity: .* no paragraph of two words"):
         plan_with(perplexity=folder / "short.txt")
     assert len(plan.held_out) == 40, "the first tier judges"
-    [row] = (run_cell(spec, folder / "cells") for spec in plan.reported())
+    [row] = (run_cell(spec, folder / "cells") for spec in plan.reported_specs())
     assert row.error is None, row.error
     (before, after), text = row.beside["other"], row.beside["perplexity"]
     assert 0 <= before <= 1 and 0 <= after <= 1 and text[0] > 1 and text[1] != text[0]
@@ -158,7 +160,7 @@ def test_fine_tuning_is_a_row_and_may_come_first(folder):
     )
     run = {"reward": "rewards:right", "max_steps": 12, "learning_rate": 3e-3, "success_reward": 1.0}
     plan = plan_with(["sft", "uniform:sft=0.5"], max_completion_length=12, **run)
-    rows = {spec.name: run_cell(spec, folder / "cells") for spec in plan.reported()}
+    rows = {spec.name: run_cell(spec, folder / "cells") for spec in plan.reported_specs()}
     assert [row.error for row in rows.values()] == [None] * 3
     assert [len(rows[name].curves["reward"]) for name in plan.methods] == [12, 0, 6]
     assert [score.step for score in rows["uniform:sft=0.5"].held_out] == [3, 6, 9]
@@ -167,7 +169,7 @@ def test_fine_tuning_is_a_row_and_may_come_first(folder):
 
 
 def test_fine_tuning_sees_the_prompts_that_grpo_draws(folder):
-    trainer = cell_trainer(plan_with().reported()[0], str(folder / "scratch"))
+    trainer = cell_trainer(plan_with().reported_specs()[0], str(folder / "scratch"))
     drawn = [trainer.train_dataset[i]["prompt"] for i in trainer._get_train_sampler()]
     assert [row["prompt"] for row in prompts_of(trainer, 1, 2)] == drawn[8:24:8]
     assert len(prompts_of(trainer, 1000, 2)) == len(trainer.train_dataset), "few rows are all used"

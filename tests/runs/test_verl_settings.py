@@ -80,7 +80,7 @@ def test_a_method_that_reweights_runs_and_its_group_is_its_defaults(name):
     ],
 )
 def test_a_method_that_distils_from_sampled_tokens_runs(section):
-    assert needs_teacher(check(config_of(section)).method.needs)
+    assert needs_teacher(check(config_of(section)).method)
 
 
 @pytest.fixture

@@ -15,7 +15,10 @@ REFUSED = {
     "gear.alhpa: no such setting of method 'gear'": [*RAW, "+gear.alhpa=1"],
     "trainer.v1.trainer_mode: 'sync' does not assign token credit": ["+gear.credit=gear"],
     "gear.credit: 'opsd' adds a divergence": ["+gear=opsd"],
-    "actor_rollout_ref.actor.strategy: 'megatron'": [*RAW, "actor_rollout_ref.actor.strategy=megatron"],
+    "algorithm.adv_estimator: 'gae'": RAW,
+    "actor_rollout_ref.actor.strategy: 'megatron'": [
+        *(*RAW, "algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.strategy=megatron")
+    ],
 }
 
 

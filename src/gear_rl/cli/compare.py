@@ -16,14 +16,17 @@ from gear_rl.cli.console import (
     AsJson,
     command_line,
     error_console,
+    is_given,
     number_or_dash,
     out_console,
     progress_bar,
+    refuse,
+    refuse_words,
     say,
     show_log,
     table_of,
 )
-from gear_rl.cli.score import TASK_HELP, TIER_HELP, is_given, refuse, refuse_words
+from gear_rl.cli.score import TASK_HELP, TIER_HELP
 from gear_rl.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the commands share: consoles, one-line errors, exit codes of signals, progress and tables."""
+"""What the commands share: consoles, options, one-line errors, exit codes of signals, progress and tables."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from rich.logging import RichHandler
 from rich.progress import Progress
 from rich.table import Table
 
-from gear_rl.errors import InputError
+from gear_rl.errors import InputError, did_you_mean
 from gear_rl.view.terminal import visible_text
 
 out_console, error_console = Console(), Console(stderr=True)
@@ -39,6 +39,26 @@ def say(text: str) -> None:
 def command_line(program: str = "gear") -> str:
     """The command that is running, for reports."""
     return " ".join([program, *sys.argv[1:]])
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse(context: typer.Context, *names: str, why: str) -> None:
+    """``InputError`` if one of these options was given."""
+    for name in names:
+        if is_given(context, name):
+            raise InputError(f"--{name.replace('_', '-')}: {why}")
+
+
+def refuse_words(context: typer.Context) -> None:
+    """``InputError`` for words that are no option, where no settings may follow."""
+    if context.args:
+        options = [f"--{name.replace('_', '-')}" for name in context.params]
+        raise InputError(f"{context.args[0]}: no such option; {did_you_mean(context.args[0], options)}")
 
 
 class _Terminated(KeyboardInterrupt):

@@ -17,10 +17,12 @@ from gear_rl.cli.console import (
     number_or_dash,
     out_console,
     progress_bar,
+    refuse,
+    refuse_words,
     say,
     show_log,
 )
-from gear_rl.errors import InputError, did_you_mean
+from gear_rl.errors import InputError
 
 TASKS = all_tasks()
 TASK_HELP = " or ".join(task.name for task in TASKS) + "."
@@ -76,7 +78,7 @@ def score(
     chosen = parse_methods(split_methods(methods))
     from gear_rl.lab.marked import marked_material
     from gear_rl.lab.material import arena_material
-    from gear_rl.lab.score import score as run
+    from gear_rl.lab.score import score as score_credit
     from gear_rl.runs.arena import task_of
 
     if data is None:
@@ -85,32 +87,12 @@ def score(
     else:
         material = marked_material(data, str(model), n=n, max_tokens=max_tokens, words=context.args, say=say)
     with progress_bar(error_console, "scoring ") as progress:
-        document = run(chosen, material, progress=progress)
+        document = score_credit(chosen, material, progress=progress)
     if as_json:
         typer.echo(json.dumps(document, indent=2))
     else:
         out_console.print(score_table(document))
-        out_console.print(verdict(document), highlight=False)
-
-
-def is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option stands on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def refuse(context: typer.Context, *names: str, why: str) -> None:
-    """``InputError`` if one of these options was given."""
-    for name in names:
-        if is_given(context, name):
-            raise InputError(f"--{name.replace('_', '-')}: {why}")
-
-
-def refuse_words(context: typer.Context) -> None:
-    """``InputError`` for words that are no option, where no settings may follow."""
-    if context.args:
-        options = [f"--{name.replace('_', '-')}" for name in context.params]
-        raise InputError(f"{context.args[0]}: no such option; {did_you_mean(context.args[0], options)}")
+        out_console.print(score_verdict(document), highlight=False)
 
 
 def score_table(document: dict[str, Any]) -> Table:
@@ -124,12 +106,12 @@ def score_table(document: dict[str, Any]) -> Table:
     table.add_column("", overflow="fold")
     for heading in ("AUC", "95 %", "among\ndecisions", "share", "lift", "rank", "onset", *["n"] * partly):
         table.add_column(heading, justify="right")
-    before = "method"
+    last_role = "method"
     for name, row in methods:
-        if row["role"] != before:
-            before = row["role"]
+        if row["role"] != last_role:
+            last_role = row["role"]
             table.add_section()
-            table.add_row(f"[dim]{before}s[/dim]")
+            table.add_row(f"[dim]{last_role}s[/dim]")
         ends = row["auc_interval"]
         cells = [number_or_dash(row["auc"]), "-" if ends is None else "-".join(f"{end:.2f}" for end in ends)]
         cells += [number_or_dash(row["auc_choices"]), number_or_dash(row["share"])]
@@ -138,17 +120,17 @@ def score_table(document: dict[str, Any]) -> Table:
     return table
 
 
-def verdict(document: dict[str, Any]) -> str:
+def score_verdict(document: dict[str, Any]) -> str:
     """What the table says, in a few sentences; the last one names the best control.
 
     >>> rows = {"gear": {"role": "method", "auc": 0.95, "auc_interval": [0.94, 0.97]},
     ...         "entropy": {"role": "control", "auc": 0.88, "auc_interval": [0.84, 0.92]}}
-    >>> print(verdict({"methods": rows}))
+    >>> print(score_verdict({"methods": rows}))
     gear ranks the fault above 95% of the other tokens (chance is 50%). The best control, entropy, has 88%.
     """
     auc = {name: row["auc"] for name, row in document["methods"].items() if row["auc"] is not None}
-    kinds = {name: row["role"] for name, row in document["methods"].items()}
-    ours, controls = ([n for n in auc if kinds[n] in roles] for roles in (("method",), ("floor", "control")))
+    roles = {name: row["role"] for name, row in document["methods"].items()}
+    ours, controls = ([n for n in auc if roles[n] in kept] for kept in (("method",), ("floor", "control")))
     if not ours:
         return "No method gave credit that can be ranked: every completion fell back."
     best = max(ours, key=auc.__getitem__)

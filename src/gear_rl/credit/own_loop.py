@@ -207,7 +207,7 @@ def _check(rollouts: RolloutBatch, method: CreditAssigner, engine: LocalEngine, 
         raise ValueError(
             f"reference: {method.name!r} reads the first weights; make them with make_teacher('base', model)"
         )
-    if engine.teacher is None and engine.teacher_model is None and needs_teacher(method.needs):
+    if engine.teacher is None and engine.teacher_model is None and needs_teacher(method):
         check_teacher(config)
         if kind != "live":
             raise ValueError(

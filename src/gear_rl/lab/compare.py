@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
 """Seeds of the runs that a learning rate is chosen by; no report has them."""
-FACTOR = 2.0
+RATE_FACTOR = 2.0
 """Between neighbours of the grid."""
-MOST_STEPS = 3
+MOST_WIDENINGS = 3
 """Steps by which the grid is widened on either side before the best rate is left at its edge."""
 
 
@@ -52,6 +52,7 @@ class Plan:
     ceiling: str | None
     task: str
     tier: str
+    """With ``run``, ``task`` and ``tier`` are its dataset and model."""
     held_out: range
     """Seeds of the task's held-out problems."""
     seeds: int
@@ -74,9 +75,9 @@ class Plan:
         """Task and tier, or the user's model and dataset, in words."""
         return f"{self.task}/{self.tier}" if self.run is None else f"{self.tier} on {self.task}"
 
-    def tuning(self, method: str, rates: Iterable[float]) -> list[Spec]:
+    def tuning_specs(self, method: str, rates: Iterable[float]) -> list[Spec]:
         """The runs that find the method's best rate: on seeds and problems that are never reported."""
-        problems = self.held_out[len(reported_part(self.held_out, 2)) :]
+        problems = self.held_out[len(reported_part(self.held_out, rates=2)) :]
         settings = {
             "n_eval": len(problems),
             "first": problems.start,
@@ -86,7 +87,7 @@ class Plan:
         }
         return [self._spec(method, rate, seed, settings) for rate in rates for seed in TUNING_SEEDS]
 
-    def reported(self, rates: Mapping[str, float] = {}) -> list[Spec]:
+    def reported_specs(self, rates: Mapping[str, float] = {}) -> list[Spec]:
         """Every cell that is compared, seed by seed: an interrupted comparison has whole seeds.
 
         A method without an entry in ``rates`` takes the tier's own. The baseline also runs at the others' rates.
@@ -98,8 +99,8 @@ class Plan:
             "between": True,
         }
         rows = {method: (method, rates.get(method, self.rate)) for method in self.methods}
-        own = rows[BASELINE][1]
-        for rate in sorted({rate for name, rate in rows.values() if name != self.ceiling} - {own}):
+        baseline_rate = rows[BASELINE][1]
+        for rate in sorted({rate for name, rate in rows.values() if name != self.ceiling} - {baseline_rate}):
             rows[name_at_rate(BASELINE, rate)] = BASELINE, rate
         return [
             self._spec(method, rate, seed, settings | {"name": name})
@@ -149,7 +150,7 @@ def plan_of(
     >>> plan = plan_of(["gear"], task="codebook", tier="easy", seeds=2, n_eval=64)
     >>> list(plan.methods), plan.ceiling
     (['uniform', 'oracle', 'gear'], 'oracle')
-    >>> [(spec.name, spec.rate, spec.seed) for spec in plan.reported()][2:4]
+    >>> [(spec.name, spec.rate, spec.seed) for spec in plan.reported_specs()][2:4]
     [('gear', 0.0004, 0), ('uniform', 0.0004, 1)]
     """
     chosen = task_of(task, tier)
@@ -192,13 +193,13 @@ def check_counts(held_out: range, n_eval: int, rates: int, **counts: int | None)
         raise InputError(f"--n-eval: {n_eval}; there are {most} held-out problems to report on{beside}")
 
 
-def grid(rate: float, count: int) -> list[float]:
+def rate_grid(rate: float, count: int) -> list[float]:
     """``count`` rates around a task's own, which is the second of four; one is the task's own.
 
-    >>> grid(4e-4, 4), grid(4e-4, 1)
+    >>> rate_grid(4e-4, 4), rate_grid(4e-4, 1)
     ([0.0002, 0.0004, 0.0008, 0.0016], [0.0004])
     """
-    return [_round_rate(rate * FACTOR ** (n - (count - 1) // 2)) for n in range(count)]
+    return [_round_rate(rate * RATE_FACTOR ** (n - (count - 1) // 2)) for n in range(count)]
 
 
 def worth_of_rate(ends: Sequence[float | None]) -> float:
@@ -211,26 +212,26 @@ def worth_of_rate(ends: Sequence[float | None]) -> float:
     return round(fmean(done), 6) if len(done) == len(ends) else -math.inf
 
 
-def best(accuracy: Mapping[float, float]) -> float:
-    """The rate with the highest accuracy; of equal ones the smallest.
+def best_rate(worth: Mapping[float, float]) -> float:
+    """The rate that is worth most; of equal ones the smallest.
 
-    >>> best({0.1: 0.5, 0.2: 0.75, 0.4: 0.75})
+    >>> best_rate({0.1: 0.5, 0.2: 0.75, 0.4: 0.75})
     0.2
     """
-    return min(accuracy, key=lambda rate: (-accuracy[rate], rate))
+    return min(worth, key=lambda rate: (-worth[rate], rate))
 
 
-def next_rate(accuracy: Mapping[float, float], first: list[float]) -> float | None:
+def next_rate(worth: Mapping[float, float], first: list[float]) -> float | None:
     """The rate to try next: beyond the edge where the best one lies; None if it lies inside or too far out.
 
     >>> next_rate({0.1: 0.5, 0.2: 0.75}, [0.1, 0.2]), next_rate({0.1: 0.5, 0.2: 0.75, 0.4: 0.5}, [0.1, 0.2])
     (0.4, None)
     """
-    chosen, low, high = best(accuracy), min(accuracy), max(accuracy)
+    chosen, low, high = best_rate(worth), min(worth), max(worth)
     if len(first) < 2 or low < chosen < high:
         return None
-    beyond = _round_rate(chosen * FACTOR if chosen == high else chosen / FACTOR)
-    limit = FACTOR**MOST_STEPS * 1.01
+    beyond = _round_rate(chosen * RATE_FACTOR if chosen == high else chosen / RATE_FACTOR)
+    limit = RATE_FACTOR**MOST_WIDENINGS * 1.01
     return beyond if min(first) / limit <= beyond <= max(first) * limit else None
 
 
@@ -253,11 +254,11 @@ def run_plan(
     Runs that are finished in the folder are not repeated. ``each`` and ``estimate`` are those of ``run_cells``;
     ``expect`` gets how many are still to run, and of how many.
     """
-    first = grid(plan.rate, plan.rates)
+    first = rate_grid(plan.rate, plan.rates)
     rates = {method: list(first) for method in plan.methods}
     tuned: dict[str, dict[str, Any]] = {}
 
-    def run(specs: list[Spec], later: int) -> list[Cell]:
+    def run_specs(specs: list[Spec], later: int) -> list[Cell]:
         todo = sum(finished_cell(spec, folder) is None for spec in specs)
         expect(todo + later, len(specs) + later)
         return run_cells(specs, folder, jobs=jobs, each=each, estimate=estimate)
@@ -265,7 +266,7 @@ def run_plan(
     num_reported = plan.seeds * len(plan.methods)
     while plan.rates > 1 and len(tuned) < len(rates):
         untuned = [method for method in plan.methods if method not in tuned]
-        cells = run([spec for m in untuned for spec in plan.tuning(m, rates[m])], num_reported)
+        cells = run_specs([spec for m in untuned for spec in plan.tuning_specs(m, rates[m])], num_reported)
         outcome = plan.outcome or outcome_of(cells)
         for method in untuned:
             ends: dict[float, list[float | None]] = {}
@@ -278,11 +279,11 @@ def run_plan(
             if beyond is not None:
                 rates[method].append(beyond)
                 continue
-            chosen = best(tried)
+            chosen = best_rate(tried)
             shown = {f"{rate:g}": value if math.isfinite(value) else None for rate, value in tried.items()}
             at_edge = chosen in (min(tried), max(tried))
             tuned[method] = {"rate": chosen, "at_edge": at_edge, "tried": shown}
-    reported = run(plan.reported({method: one["rate"] for method, one in tuned.items()}), 0)
+    reported = run_specs(plan.reported_specs({method: search["rate"] for method, search in tuned.items()}), 0)
     return reported, tuned
 
 

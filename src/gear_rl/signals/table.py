@@ -70,13 +70,14 @@ def signals_of(needs: Sequence[str | Signal]) -> tuple[Signal, ...]:
     return tuple(found.values())
 
 
-def needs_teacher(needs: Sequence[str | Signal]) -> bool:
-    """Whether any of the signals needs a teacher pass.
+def needs_teacher(method: CreditAssigner) -> bool:
+    """Whether any of the method's signals needs a teacher pass.
 
-    >>> needs_teacher(["student_entropy"]), needs_teacher(["divergence"])
-    (False, True)
+    >>> from gear_rl.methods import METHODS
+    >>> [name for name in ("entropy_forks", "gear") if needs_teacher(METHODS[name]())]
+    ['gear']
     """
-    return any(signal.teacher for signal in signals_of(needs))
+    return any(signal.teacher for signal in signals_of(method.needs))
 
 
 def needs_context(method: CreditAssigner) -> bool:
@@ -92,13 +93,14 @@ def needs_context(method: CreditAssigner) -> bool:
     )
 
 
-def needs_student(needs: Sequence[str | Signal]) -> bool:
-    """Whether any of the signals is made by the shared pass of the student.
+def needs_student(method: CreditAssigner) -> bool:
+    """Whether any of the method's signals is made by the shared pass of the student.
 
-    >>> needs_student(["divergence"]), needs_student(["teacher_logprob"]), needs_student([])
-    (True, False, False)
+    >>> from gear_rl.methods import METHODS
+    >>> [name for name in ("uniform", "gear", "opsd", "igpo") if needs_student(METHODS[name]())]
+    ['gear']
     """
-    return any(isinstance(signal, FoldSignal) and signal.student for signal in signals_of(needs))
+    return any(isinstance(signal, FoldSignal) and signal.student for signal in signals_of(method.needs))
 
 
 def needs_passes(method: CreditAssigner) -> bool:

@@ -104,7 +104,7 @@ class TRLEngine:
             if chat_template_kwargs is not None:
                 self.trainer.chat_template_kwargs = cast(dict[str, Any], chat_template_kwargs)
             rendered = self.trainer._rendered
-            with naming_refused(prompts, rendered), self.trainer.rollouts.own_functions(self.trainer):
+            with naming_refused(prompts, rendered), self.trainer.rollouts.row_tools_shown(self.trainer):
                 return self.trainer._tokenize_prompts(list(prompts))[0]
         finally:
             self.trainer.chat_template_kwargs = students

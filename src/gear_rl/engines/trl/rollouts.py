@@ -51,7 +51,7 @@ class Rollouts:
         """During an evaluation: the rewards of every problem's tries."""
 
     @contextmanager
-    def own_functions(self, trainer: "GEARTrainer") -> Generator[None]:
+    def row_tools_shown(self, trainer: "GEARTrainer") -> Generator[None]:
         """Prompts show the functions of their row's column ``tools``: TRL does this for environments alone."""
         functions = [functions_of(row.get("tools")) for row in self.rows]
         if trainer.tools or trainer.environment_factories is not None or not any(functions):
@@ -165,7 +165,7 @@ def functions_of(value: Any) -> list[Any]:
     return functions
 
 
-def check_functions(trainer: "GEARTrainer") -> None:
+def check_row_tools(trainer: "GEARTrainer") -> None:
     """Warn where no prompt will show the column ``tools``; ``ValueError`` where it holds no functions."""
     dataset: Any = trainer.train_dataset
     if "tools" not in (getattr(dataset, "column_names", None) or ()):

@@ -26,7 +26,7 @@ from gear_rl.engines.trl.durable import DurableTrainer
 from gear_rl.engines.trl.engine import HeldWeights, TRLEngine
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
 from gear_rl.engines.trl.old_pass import OldPass, shares_old_pass
-from gear_rl.engines.trl.rollouts import check_functions
+from gear_rl.engines.trl.rollouts import check_row_tools
 from gear_rl.method_builder import build_method
 from gear_rl.model.forwards import head_layer, padding_moves_positions, unwrap_model
 from gear_rl.model.teacher import begins_as_nothing
@@ -80,7 +80,7 @@ class GEARTrainer(DurableTrainer):
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
         self.segment_check = SegmentCheck()
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
-        check_functions(self)
+        check_row_tools(self)
         if needs_passes(credit):
             head_layer(self.model)  # refused here, not after the first rollouts
         self.record_subscribers: list[Callable[[list[Record]], object]] = []
@@ -88,7 +88,8 @@ class GEARTrainer(DurableTrainer):
         if self.run_folder.records is not None:
             self.record_subscribers.append(self._write_records)
         self._record_writer: RecordWriter | None = None
-        adapter_free, plugins = begins_as_nothing(self.model), cast(Any, self.accelerator.state)
+        adapter_free = begins_as_nothing(self.model)
+        plugins = cast(Any, self.accelerator.state)
         check_setup(
             credit,
             self.args,
@@ -107,17 +108,17 @@ class GEARTrainer(DurableTrainer):
     def _generate(self, prompts: list[Any], *more: Any, **options: Any) -> Any:
         # The only place where TRL shows the final prompts: an environment's reset() may have changed them.
         self.rollouts.prompts = copy.deepcopy(prompts)
-        with naming_refused(prompts, self._rendered), self.rollouts.own_functions(self):
+        with naming_refused(prompts, self._rendered), self.rollouts.row_tools_shown(self):
             output = super()._generate(prompts, *more, **options)
         self.rollouts.prompt_ends = [str(self._tokenizer.decode(ids[-16:])) for ids in output[0]]
         return output
 
     def _rendered(self, prompt: Any) -> object:
-        shown: Any = self.processing_class
+        processor: Any = self.processing_class
         options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": False}
         options |= {"tools": self.tools or None, "chat_template": self.chat_template}
         options |= cast(dict[str, Any], self.chat_template_kwargs)
-        return isinstance(prompt, str) or shown.apply_chat_template(prompt, **options)
+        return isinstance(prompt, str) or processor.apply_chat_template(prompt, **options)
 
     def prepare_training(self) -> None:
         """Also checks the prompts of the first rows, as the model will see them; a stream is not read."""
@@ -141,11 +142,11 @@ class GEARTrainer(DurableTrainer):
             shown = [{name: value for name, value in row.items() if name not in hidden} for row in inputs]
         self.rollouts.rows, self.rollouts.logged = inputs, {}
         if self.model.training:
-            keeps = needs_student(self.credit.needs) and shares_old_pass(self)
+            keeps = needs_student(self.credit) and shares_old_pass(self)
             self.old_pass = OldPass() if keeps else None
         output = super()._generate_and_score_completions(shown)
         if self.model.training:
-            output["advantages"] = self._spread(output)
+            output["advantages"] = self._shaped_advantages(output)
             self.old_pass = None
         return output
 
@@ -172,7 +173,7 @@ class GEARTrainer(DurableTrainer):
         """The engine of the next credit step; override it for passes or signals of your own."""
         return TRLEngine(self)
 
-    def _spread(self, output: dict[str, Any]) -> Tensor:
+    def _shaped_advantages(self, output: dict[str, Any]) -> Tensor:
         """The advantages for TRL: of every token, (B, T), or of every completion, (B,)."""
         if needs_passes(self.credit):
             self._warn_of_positions(output["prompt_mask"])

@@ -45,7 +45,7 @@ def check(config: Any, settings: VerlSettings) -> None:
     with input_errors("gear."):
         RunFolder(Path(config.trainer.default_local_dir), settings.config.record_file).check_records()
     read = reward_models(method)
-    teacher = settings.config.teacher_model if needs_teacher(method.needs) else None
+    teacher = settings.config.teacher_model if needs_teacher(method) else None
     if not read and teacher is None:
         return
     with input_errors():
@@ -142,7 +142,7 @@ def reads_reference(config: Any, settings: VerlSettings) -> bool:
 
 def _taught_by_base(settings: VerlSettings) -> bool:
     base = settings.config.teacher_model_kind == "base" and settings.config.teacher_model is None
-    return base and needs_teacher(settings.method.needs)
+    return base and needs_teacher(settings.method)
 
 
 def select(config: Any, path: str) -> Any:
