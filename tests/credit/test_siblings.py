@@ -10,8 +10,10 @@ import gear_rl.credit.step as credit_step
 from engines.probing import BY_SIZE, Probe
 from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import contexts_of
+from gear_rl.credit.siblings import finite_rows, leave_out_rows
 from gear_rl.methods import Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
-from gear_rl.types import TokenSignals
+from gear_rl.signals.table import SIGNALS
+from gear_rl.types import TokenSignals, is_per_row
 from support.batches import Letters, PlacesEngine, PlainEngine, batch_of
 
 TURNS = ["11011", "11011", "111", "11101", "1101011", "111", "11011", "11101"]
@@ -217,3 +219,49 @@ def test_contexts_and_contrasts_keep_their_places_over_processes(index, settings
     calls = iter(zip(*gathered.values(), strict=True))
     own = contexts(index, lambda local: [item for part in next(calls) for item in part])
     assert list(own[1]) == found[index] and list(own[2]) == wrong[index]
+
+
+def every_signal(num_rows=4, num_tokens=3):
+    """All signals, of 1 everywhere; the last token of each row is masked."""
+    mask = torch.tensor([[True, True, False]]).expand(num_rows, num_tokens)
+    kinds = dict.fromkeys(
+        ("group_B", "answer_region", "anchor_id", "sentence_id", "line_id", "token_id"), torch.int64
+    )
+    values = {name: torch.ones(num_rows, num_tokens, dtype=kinds.get(name)) for name in SIGNALS}
+    values |= {
+        name: torch.ones(num_rows, dtype=kinds.get(name)) for name in ("group_B", "reward_B", "success_B")
+    }
+    values["rewards_BR"] = torch.ones(num_rows, 2)
+    return TokenSignals(mask=mask, turn_id=torch.where(mask, 0, -1), **values)
+
+
+def floats(signals):
+    return [name for name in SIGNALS if getattr(signals, name).is_floating_point()]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_row_is_finite_if_every_signal_is_where_it_counts(value):
+    assert len(floats(every_signal())) == len(SIGNALS) - 6
+    for name in floats(every_signal()):
+        signals = every_signal()
+        getattr(signals, name)[(1,) if name in ("reward_B", "success_B") else (1, 1)] = value
+        if not is_per_row(name):
+            getattr(signals, name)[2, 2] = value  # masked
+        assert finite_rows(signals).tolist() == [True, False, True, True], name
+    assert finite_rows(TokenSignals(mask=torch.ones(2, 0, dtype=torch.bool))).tolist() == [True, True]
+
+
+def test_without_a_row_the_others_have_no_such_sibling():
+    signals, absent_B = every_signal(), torch.tensor([False, True, False, True])
+    signals.divergence[1] = math.nan
+    found = leave_out_rows(signals, absent_B, alone=9)
+    kept = [0, 2]
+    for name in ("mask", "turn_id", *signals.values):
+        assert torch.equal(getattr(found, name)[kept], getattr(signals, name)[kept])
+    for name in ("mask", *floats(signals)):
+        assert not getattr(found, name)[absent_B].any(), name
+    for name in ("turn_id", "answer_region", "anchor_id", "sentence_id", "line_id", "token_id"):
+        assert (getattr(found, name)[absent_B] == -1).all(), name
+    assert found.group_B.tolist() == [1, 9, 1, 9]
+    bare = leave_out_rows(TokenSignals(mask=signals.mask), absent_B, alone=9)
+    assert bare.turn_id is None and not bare.values and bare.mask.any(-1).tolist() == [True, False] * 2

@@ -11,7 +11,7 @@ from gear_rl import CreditConfig, Gear, LocalEngine, make_teacher, token_advanta
 from gear_rl.arena import model as arena
 from gear_rl.methods import AntiSd, Cast, Gigpo, MtGrpo, Opsd, Raft, StepScores, Uniform
 
-FILE = Path(__file__).parent.parent / "examples" / "loop.py"
+FILE = Path(__file__).parents[2] / "examples" / "loop.py"
 
 
 def test_the_loop_without_a_trainer_learns(capsys):
