@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.results import Cells
-from gear_rl.credit.contexts import render
+from gear_rl.credit.teacher_prompts import render
 from gear_rl.data.rewards.catalogue import Reward, load_reward
 from gear_rl.data.rows import load_rows
 from gear_rl.engines.models import load_causal_lm, load_tokenizer

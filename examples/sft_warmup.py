@@ -27,7 +27,7 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from gear_rl.credit.config import DEFAULT_TEMPLATE
-from gear_rl.credit.contexts import render
+from gear_rl.credit.teacher_prompts import render
 from gear_rl.data.rows import load_rows
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.runs.machine import machine_defaults

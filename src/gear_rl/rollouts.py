@@ -121,7 +121,7 @@ class RolloutBatch:
     ...     rewards=rewards_B.tolist(), rewards_BR=rewards_B[:, None], advantage_B=rewards_B - 0.5,
     ...     first=0, num_rollouts=2,
     ... )
-    >>> batch.judged()
+    >>> batch.has_reward()
     tensor([True, True])
     """
 
@@ -179,7 +179,7 @@ class RolloutBatch:
                 f"({self.num_rollouts})"
             )
 
-    def judged(self) -> Bool[Tensor, " B"]:
+    def has_reward(self) -> Bool[Tensor, " B"]:
         """True on the completions to which any reward function gave a reward."""
         return torch.tensor([reward is not None for reward in self.rewards], device=self.advantage_B.device)
 

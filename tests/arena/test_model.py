@@ -8,7 +8,7 @@ import torch
 
 from gear_rl.arena import model
 from gear_rl.arena.task import TEMPLATE, Reference, get_task
-from gear_rl.credit.contexts import render
+from gear_rl.credit.teacher_prompts import render
 
 torch.set_num_threads(1)
 TOKENIZER = model.load()[1]

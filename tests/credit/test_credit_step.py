@@ -12,8 +12,8 @@ import torch
 from engines import tiny
 from gear_rl import Credit, Gear, Uniform
 from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.contexts import warn_of_long
 from gear_rl.credit.step import for_loss, prepare, step
+from gear_rl.credit.teacher_prompts import warn_of_long
 from gear_rl.engine import Engine
 from gear_rl.rollouts import Completions, left_padded
 from gear_rl.signals.signal import BatchSignal, names_of

@@ -15,7 +15,7 @@ from gear_rl.arena.codes import Belief
 from gear_rl.arena.errands import problem as errands
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load, tokens
 from gear_rl.arena.task import TEMPLATE, Reference, Task
-from gear_rl.credit.contexts import render
+from gear_rl.credit.teacher_prompts import render
 from gear_rl.runs.arena import arena_config
 from gear_rl.runs.trainer import make_trainer
 from tools.arena.errands import tools

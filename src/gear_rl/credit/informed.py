@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.contexts import teacher_prompts
 from gear_rl.credit.plan import CreditPlan
+from gear_rl.credit.teacher_prompts import teacher_prompts
 from gear_rl.engine import Engine, ForwardRequest
 from gear_rl.rollouts import RolloutBatch
 from gear_rl.signals.signal import STUDENT_LOGPROB, TEACHER_LOGPROB

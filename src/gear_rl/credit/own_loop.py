@@ -201,7 +201,7 @@ def _check(rollouts: RolloutBatch, method: CreditAssigner, engine: LocalEngine, 
         )
     compares = SIBLINGS & names or "sibling" in (config.privileged_sources or ())
     alone = len({*rollouts.group}) == len(rollouts.group) > 1
-    if compares and (alone or not rollouts.judged().any()):
+    if compares and (alone or not rollouts.has_reward().any()):
         raise ValueError(f"group, rewards: {method.name!r} compares the completions of a group; give both")
     if engine.reference is None and "reference_logprob" in names:
         raise ValueError(

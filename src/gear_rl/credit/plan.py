@@ -7,7 +7,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from gear_rl.credit.config import CreditConfig
-from gear_rl.credit.contexts import TeacherPrompts
+from gear_rl.credit.teacher_prompts import TeacherPrompts
 from gear_rl.engine import ForwardRequest
 from gear_rl.rollouts import Prompts, RolloutBatch
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from gear_rl.credit.config import SOURCES, CreditConfig
-from gear_rl.credit.contexts import PrivilegedFunction, prompts_for
+from gear_rl.credit.contexts import PrivilegedFunction
 from gear_rl.credit.informed import TeacherCheck
 from gear_rl.credit.metrics import metric_sums, step_metrics
 from gear_rl.credit.plan import CreditPlan, CreditResult
 from gear_rl.credit.records import records_of
 from gear_rl.credit.siblings import clean_rows, credit_beside_siblings, finite_rows, leave_out_rows, mean_over
+from gear_rl.credit.teacher_prompts import prompts_for
 from gear_rl.engine import Engine
 from gear_rl.environments import TOOL_FAILURES
 from gear_rl.rollouts import RolloutBatch
@@ -109,7 +110,7 @@ def credit_from(plan: CreditPlan, signals: TokenSignals, engine: Engine) -> Cred
     absent_B = (falls_B & ~fallback_B["no_token"]) | ~finite_B
     if any(name in signals for name in ("reward_B", "rewards_BR", "success_B")):
         # Every reward function abstained, which is no reward of 0: engines leave it out of its group too.
-        absent_B = absent_B | ~batch.judged()
+        absent_B = absent_B | ~batch.has_reward()
     falls_B = falls_B | absent_B
     base_B = torch.where(falls_B, 0.0, advantage_B) if reads_signals else advantage_B
     alone = batch.num_rollouts  # no group of the batch has this number

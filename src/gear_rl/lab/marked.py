@@ -11,8 +11,9 @@ import torch
 
 from gear_rl.arena.task import DEFAULT_TASK, TEMPLATE, Case, get_task
 from gear_rl.credit.config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, CreditConfig
-from gear_rl.credit.contexts import privileged_context, render, wrong_contexts
+from gear_rl.credit.contexts import privileged_context, wrong_contexts
 from gear_rl.credit.own_loop import LocalEngine
+from gear_rl.credit.teacher_prompts import render
 from gear_rl.data.rewards.text import value_at
 from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import read_text

@@ -93,7 +93,7 @@ class JudgedGroup(BatchSignal):
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
         group_B = GroupB().compute(batch, engine)
         own_B = torch.arange(len(group_B), device=group_B.device)
-        return torch.where(batch.judged(), group_B, -1 - own_B)
+        return torch.where(batch.has_reward(), group_B, -1 - own_B)
 
 
 def token_distances(
