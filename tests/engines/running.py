@@ -11,6 +11,8 @@ from gear_rl import GEARConfig, GEARTrainer
 from gear_rl.engines.trl.durable import DurableTrainer
 
 Weights = dict[str, torch.Tensor]
+SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.02}
+"""Every step is saved, and weights move by much."""
 
 
 def trainer_of(
@@ -38,6 +40,13 @@ def trained(folder: Path, model: Any, credit: Any, *, resume: Any = None, **chan
     trainer = trainer_of(folder, model, credit, **changes)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
+
+
+def trained_and_saved(
+    folder: Path, model: Any, resume: Any = None, *, credit: Any = None, **changes: Any
+) -> Any:
+    """The trainer after a training of which every step is saved; six rows are three steps of an epoch."""
+    return trained(folder, model, credit, rows=tiny.rows(6), resume=resume, **SAVING | changes)
 
 
 def weights(trainer: Any) -> Weights:

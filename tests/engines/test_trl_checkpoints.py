@@ -1,35 +1,19 @@
 """The weights of teachers and references in checkpoints, and the method in what a resumed run must share."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from engines import tiny
 from engines.distilling import speaking
 from engines.probing import Probe
-from engines.running import same, trainer_of, weights
+from engines.running import SAVING, same, trained_and_saved, trainer_of, weights
 from gear_rl import Gear, GEARTrainer
 
-SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.02}
-SHORT = {"gradient_accumulation_steps": 1, "max_completion_length": 4}
-
-
-def made(folder, model, credit=None, rows=6, **changes):
-    """A trainer whose weights move by much; six rows are three steps of an epoch."""
-    return trainer_of(folder, model, credit or Gear(), rows=tiny.rows(rows), **SAVING | changes)
-
-
-def trained(folder, model, resume=None, **changes):
-    trainer = made(folder, model, **changes)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
-
-
-def checkpoints_of(folder):
-    return sorted(path.name for path in folder.glob("checkpoint-*"))
+trained = partial(trained_and_saved, credit=Gear())
 
 
 # --- bit for bit ---------------------------------------------------------------------------------------------

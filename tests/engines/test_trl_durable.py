@@ -1,5 +1,6 @@
 """TRL's trainer without credit: killed, damaged or resumed runs, and steps that are not finite."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,25 +9,13 @@ from safetensors.torch import load_file
 from trl import GRPOTrainer
 
 from engines import tiny
-from engines.running import same, trainer_of, weights
-from engines.running import trained as trained_by
+from engines.running import SAVING, same, trained_and_saved, trainer_of, weights
 from gear_rl.engines.trl import checkpoints
 from gear_rl.engines.trl.checkpoints import check_checkpoint
 from gear_rl.engines.trl.durable import DurableTrainer
 
-SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.02}
 SHORT = {"gradient_accumulation_steps": 1, "max_completion_length": 4}
-
-
-def made(folder, model, rows=6, **changes):
-    """A trainer whose weights move by much; six rows are three steps of an epoch."""
-    return trainer_of(folder, model, None, rows=tiny.rows(rows), cls=DurableTrainer, **SAVING | changes)
-
-
-def trained(folder, model, resume=None, **changes):
-    trainer = made(folder, model, **changes)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+trained = partial(trained_and_saved, cls=DurableTrainer)
 
 
 def checkpoints_of(folder):
@@ -34,7 +23,7 @@ def checkpoints_of(folder):
 
 
 def test_a_step_is_trls(tiny_model, tmp_path):
-    plain = trained_by(tmp_path / "plain", tiny_model, None, rows=tiny.rows(6), **SAVING)
+    plain = trained_and_saved(tmp_path / "plain", tiny_model, cls=GRPOTrainer)
     assert type(plain) is GRPOTrainer
     assert same(weights(trained(tmp_path / "durable", tiny_model)), weights(plain))
 
@@ -110,7 +99,8 @@ def test_only_a_whole_checkpoint_is_pushed(tiny_model, tmp_path, monkeypatch):
 @pytest.mark.parametrize("how", ["stop", "skip"])
 def test_a_step_that_is_not_finite_changes_no_weight(tiny_model, tmp_path, what, how):
     """In the first micro-batch of step 3 the loss, or a gradient under a finite loss, is infinite."""
-    trainer = made(tmp_path, tiny_model, rows=12, max_completion_length=4, non_finite_step=how)
+    changes = SAVING | {"max_completion_length": 4, "non_finite_step": how}
+    trainer = trainer_of(tmp_path, tiny_model, None, rows=tiny.rows(12), cls=DurableTrainer, **changes)
     own, seen = trainer._compute_loss, []
 
     def spoil(model, inputs):
