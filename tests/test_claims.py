@@ -25,7 +25,6 @@ ALLOWED = (
     "We have read the paper's abstract and figure captions. We have not seen its equations, settings, "
     "pseudo-code, tables or code.",
     "follow the paper's abstract and captions, which are guesses and which are ours",
-    "the paper's pseudo-code is not known to us",
     "is our doing, not the paper's",
     "a variant of ours, not the paper's method",
     "the papers around GEAR share (RLSD, SERL, SDPG); we have not seen GEAR's",

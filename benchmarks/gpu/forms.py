@@ -57,7 +57,7 @@ CONTEXTS = (
 def main() -> None:
     """Run one of the parts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("warm", "gate", "rows", "contexts", "more"))
+    parser.add_argument("part", choices=("warm", "gate", "rows", "contexts"))
     parser.add_argument("runs", type=Path)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--jobs", type=int, default=2)

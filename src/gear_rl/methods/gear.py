@@ -37,15 +37,13 @@ NOISE_NATS = 1e-5
 class Gear:
     """A token where the teacher diverges opens a segment of credit, weighted by its divergence.
 
-    After GEAR (arXiv:2605.11853), as implemented here: ``z_t`` is the reverse KL, normalised over the
-    completion. A peak opens a segment, which ends where the student's entropy rises; its tokens take the ``z`` of
-    the peak, all others their own. ``A_t = A w_t``, with ``w_t = 1 + alpha z_t`` scaled to mean 1.
+    A variant of ours of GEAR (arXiv:2605.11853): ``z_t`` is the reverse KL, normalised over the completion. A
+    peak opens a segment, which ends where the student's entropy rises; its tokens take the ``z`` of the peak, all
+    others their own. ``A_t = A w_t``, with ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
-    ``gear:plain`` is our reconstruction from the abstract and figure captions; we have not seen its equations or
-    settings; thresholds, strength, normaliser and teacher are guesses; a poor result of it says nothing about the
-    paper. The defaults are a variant of ours (``departures``, ``aftermath``, ``end_threshold``, ``alpha``, and
-    the teacher).
-    ``gear:tokens`` is that variant without segments.
+    ``gear:plain`` is our reconstruction from the abstract and figure captions, the only parts of GEAR that we
+    have read; all numbers in it are guesses, and a poor result of it says nothing about the paper.
+    ``gear:tokens`` is the variant without segments.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),

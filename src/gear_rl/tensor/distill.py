@@ -42,9 +42,8 @@ def distillation_terms(
     all others as one more (arXiv:2601.20802); without, the two are normalised over them. ``temperature`` divides
     the logits of both beside the head's own, but not those of the log-prob. Nats, from 0 to ``max_nats``.
 
-    The gradient is exact and reaches the student's hidden states, the head's weight and its bias; the teacher and
-    the choice of tokens are constants. A term that is not finite comes back as it is with a gradient of
-    exactly 0, so that the caller may leave it out. ``teacher_head`` is as for ``token_statistics``.
+    The gradient is exact and reaches the student's hidden states, the head's weight and its bias; it is 0 for a
+    term that is not finite. ``teacher_head`` is as for ``token_statistics``.
 
     >>> student = torch.tensor([[3.0, 0.0]]).log1p().requires_grad_()  # probabilities 4/5 and 1/5
     >>> even, head = torch.zeros(1, 2), Head(weight_VD=torch.eye(2))
