@@ -109,8 +109,8 @@ FAMILIES: dict[str, list[tuple[str, str]]] = {
 def rows(part: str, num: int, filler: int = 0) -> list[dict[str, Any]]:
     """Rows with ``prompt``, ``solution``, ``answer`` and two other contexts: ``quarter_false``, ``sentences``.
 
-    ``part`` is one of ``PARTS``. ``filler`` copies that many words of the prompt between two fields of the
-    solution, which nothing pays.
+    ``part`` is one of ``PARTS``. ``filler`` puts that many lines of one word between two fields of the solution,
+    which nothing pays.
 
     >>> [row] = rows("train", 1)
     >>> row["prompt"].splitlines()[:3]
