@@ -24,7 +24,7 @@ from gear_rl.credit.plan import CreditPlan
 from gear_rl.credit.teacher_prompts import teacher_prompts
 from gear_rl.engine import Engine, ForwardRequest
 from gear_rl.rollouts import RolloutBatch
-from gear_rl.signals.signal import STUDENT_LOGPROB, TEACHER_LOGPROB
+from gear_rl.signals.signal import TEACHER_LOGPROB
 from gear_rl.tensor.lists import float_list, int_list
 
 logger = logging.getLogger(__name__)
@@ -47,25 +47,23 @@ def context_logprob(
     batch: RolloutBatch,
     engine: Engine,
     config: CreditConfig,
-    contexts: Sequence[str | None] | None,
+    contexts: Sequence[str | None],
     scored_B: Bool[Tensor, " B"],
 ) -> Float[Tensor, "B T"]:
-    """Log-probs of the completions' tokens, in nats: the teacher's with these contexts, else the student's.
+    """The teacher's log-probs of the completions' tokens with these contexts, in nats; 0 in rows not to score.
 
-    0 in rows that are not scored and on tokens that are not trained. Every process must call this.
+    Every process must call this.
     """
-    signal = STUDENT_LOGPROB if contexts is None else TEACHER_LOGPROB
     request = ForwardRequest(
-        needs=(signal,),
+        needs=(TEACHER_LOGPROB,),
         step=batch.step,
         completions=batch.completions,
         student=batch.student,
-        teachers=() if contexts is None else [teacher_prompts(batch, engine, config, contexts)[0]],
+        teachers=[teacher_prompts(batch, engine, config, contexts)[0]],
         scored_B=scored_B,
         skip_first_tokens=config.teacher_skip_first_tokens,
     )
-    mask = batch.completions.mask & scored_B[:, None]
-    return torch.where(mask, engine.forward(request)[signal.name], 0.0)
+    return engine.forward(request)["teacher_logprob"]
 
 
 def stands_out(

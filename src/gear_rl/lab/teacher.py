@@ -2,19 +2,21 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.config import NO_CONTRAST, CreditConfig
 from gear_rl.credit.contexts import contexts_of
-from gear_rl.credit.informed import context_logprob, share_less_likely, stands_out, two_others
-from gear_rl.credit.own_loop import LocalEngine
+from gear_rl.credit.informed import share_less_likely, stands_out, two_others
+from gear_rl.credit.own_loop import LocalEngine, token_advantages
+from gear_rl.credit.plan import CreditResult
 from gear_rl.errors import InputError
 from gear_rl.lab.informed import Scored, Verdict, verdict
 from gear_rl.lab.sampling import sample, sampled_engine
+from gear_rl.lab.score import Reading
 from gear_rl.method_builder import build_method
 from gear_rl.rollouts import RolloutBatch, succeeds
 from gear_rl.runs.config import RunConfig, load_config
@@ -28,6 +30,13 @@ BATCH = 16
 """Completions that are sampled and scored at a time, unless the user sets it."""
 LENGTH = 256
 """Tokens of a completion, at most, unless the user sets it."""
+AS_GIVEN = {
+    "teacher_model_kind": "live",
+    "teacher_contrast": NO_CONTRAST,
+    "privileged_sources": ["row"],
+    "privileged_column": "privileged_context",
+}
+"""Settings of a teacher that sees the context that a row was given, with weights that no step has changed."""
 Progress = Callable[[str, float, int], None]
 """Gets the work under way, how many completions are done, and of how many."""
 
@@ -171,16 +180,21 @@ def _score_rows(
             "--data: fewer than three rows have a privileged context of their own, so none can be compared with "
             "those of others; fill a column such as solution, or name it with --privileged_column"
         )
-    for batch, engine, _, own in sampled:
+    given = CreditConfig(**{one.name: getattr(config, one.name) for one in fields(CreditConfig)} | AS_GIVEN)
+    for one in sampled:
         progress("scoring", len(everyone) + first, 2 * len(everyone))
-        pairs, mask = everyone[first : first + len(own)], batch.completions.mask
-        usable = torch.tensor([pair is not None for pair in pairs], device=mask.device)
-        kept_B = mask.any(-1) & usable
-        shown = [own, *([pair and pair[k] for pair in pairs] for k in (0, 1)), None]
-        scored = [context_logprob(batch, engine, config, texts, kept_B) for texts in shown]
-        out, more = (float_list(compare(*scored[:3])) for compare in (stands_out, share_less_likely))
+        batch, mask = one.batch, one.batch.completions.mask
+        pairs = everyone[first : first + len(mask)]
+        own = [text if pair else None for text, pair in zip(one.contexts, pairs, strict=True)]
+        results = [_read_signals(one, own, given, "student_logprob", "teacher_logprob")]
+        for k in (0, 1):
+            results.append(_read_signals(one, [pair and pair[k] for pair in pairs], given, "teacher_logprob"))
+        taught = [result.signals.get("teacher_logprob") for result in results]
+        out, more = (float_list(compare(*taught)) for compare in (stands_out, share_less_likely))
+        scored = [*taught, results[0].signals.get("student_logprob")]
         means = [float_list(values.sum(-1) / mask.sum(-1).clamp_min(1)) for values in scored]
-        for b in torch.nonzero(kept_B)[:, 0].tolist():
+        trusted_B = torch.stack([result.trusted_B for result in results]).all(0)
+        for b in torch.nonzero(trusted_B)[:, 0].tolist():
             mine, second, third, none = (mean[b] for mean in means)
             yield Scored(
                 prompt=(first + b) // samples,
@@ -191,4 +205,12 @@ def _score_rows(
                 likelier=more[b],
                 reward=batch.rewards[b],
             )
-        first += len(own)
+        first += len(mask)
+
+
+def _read_signals(
+    sampled: _Sampled, contexts: Sequence[str | None], config: CreditConfig, *needs: str
+) -> CreditResult:
+    """These signals of a batch whose teacher sees these contexts."""
+    batch = replace(sampled.batch, rows=[{"privileged_context": text} for text in contexts])
+    return token_advantages(batch, Reading(needs=needs), sampled.engine, config)
