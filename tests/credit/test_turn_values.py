@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from gear_rl.rollouts import ToolUse
 from gear_rl.signals.turns import TurnReward, anchor_ids, anchor_texts
 from support.batches import PlainEngine, batch_of
 
@@ -34,17 +35,18 @@ def fails(b: int, answer: Any) -> str | None:
     return {WRONG: "raised", REFUSED: "unknown"}.get(answer["content"])
 
 
-def batch_with(completions, rows, environments=None, name="turn_rewards", **more):
+def batch_with(completions, rows, environments=None, name="turn_rewards", failed=fails, **more):
     """A batch; ``environments`` are what the method ``name`` of each gives."""
     mask = masks(*rows)
     if environments is not None:
         environments = [type("Env", (), {name: lambda self, x=x: x})() for x in environments]
-    return batch_of(mask.long(), mask, messages=completions, environments=environments, **more)
+    tools = ToolUse(counts=[{}] * len(rows), failure_of=failed)
+    return batch_of(mask.long(), mask, messages=completions, environments=environments, tools=tools, **more)
 
 
 def turn_rewards(completions, rows, failed=fails, environments=None, logged=None):
     logged = {} if logged is None else {"turn_rewards": logged}
-    batch = batch_with(completions, rows, environments, failure_of=failed, logged=logged)
+    batch = batch_with(completions, rows, environments, failed=failed, logged=logged)
     return TurnReward().compute(batch, PlainEngine(None))
 
 
@@ -156,7 +158,7 @@ def test_what_is_no_number_is_named(given, message):
 
 
 def texts(completion: Any, row: str, *states: Any) -> list[str | None]:
-    return anchor_texts(batch_with([completion], [row], states or None, "anchor_states", failure_of=fails))[0]
+    return anchor_texts(batch_with([completion], [row], states or None, "anchor_states"))[0]
 
 
 BLOCKS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]

@@ -38,7 +38,7 @@ def test_rollouts_of_one_prompt_are_a_group():
     assert batch.rewards == [0.0, 1.0, 0.0, 1.0] and batch.rewards_BR.shape == (4, 1)
     assert batch.completions.mask.sum(-1).tolist() == [2, 3, 1, 2]
     assert batch.rows[0] == {"answer": "so 4", "ground_truth": "4", "data_source": "sums"}
-    assert batch.environments is None and batch.tool_counts is None and not batch.logged
+    assert batch.environments is None and batch.tools is None and not batch.logged
     own = batch_of(extra_info=[{"ground_truth": "own"}] * 4)
     assert own.rows[0]["ground_truth"] == "own", "the row of the dataset wins"
 
@@ -81,7 +81,7 @@ def test_a_token_that_verl_rejects_is_inside_its_turn_and_changes_no_other(name)
     assert result.signals.turn_id[1].tolist() == [0, 0, 0, -1, 1, 1]
     assert batch.messages == before.messages and len(batch.messages[1]) == 3
     assert records[1].turn[1] == 0 and records[1].credit[1] == 0.0
-    plain = torch.where(batch.trained, batch.advantage_B[:, None], 0.0)
+    plain = torch.where(batch.completions.trained, batch.advantage_B[:, None], 0.0)
     assert name != "uniform" or torch.equal(result.credit.advantage, plain)
     assert (for_loss(batch, result.credit).dim() == 1) == (name == "uniform")
 
@@ -110,7 +110,7 @@ def test_what_a_reward_function_or_an_agent_loop_returned_is_read():
     }
     batch = batch_of(extra_fields=[{SEEN: seen}] * 4)
     assert batch.prompts[0] == seen["prompt"] and batch.messages[0] == seen["messages"]
-    assert batch.tool_counts == [{"calls": 1, "raised": 1}] * 4
+    assert batch.tools.counts == [{"calls": 1, "raised": 1}] * 4
     assert batch.environments[0].privileged_context() == "pay 3"
     assert (
         batch.failure_of(0, failed) == "raised" and batch.failure_of(0, {**failed, "failure": None}) is None

@@ -20,6 +20,7 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
     tokens. Holds the student's prompt, and the teacher's where a context was found.
     """
     batch, credit, signals = plan.batch, result.credit, result.signals
+    cut_off = batch.completions.truncated
     weight = weights(credit, batch.advantage_B, signals.mask)
     turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
     # A record has the ids of its tokens already.
@@ -49,8 +50,8 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
                 fallback=next((name for name in FALLBACKS if result.fallback_B[name][b]), None),
                 context=plan.teacher.sources[b],
                 teacher_prompt=_text(plan.teacher.prompts[0], b, tokenizer) if has_teacher else None,
-                tools=dict(batch.tool_counts[b]) if batch.tool_counts else {},
-                truncated=bool(batch.truncated) and batch.truncated[b],
+                tools=dict(batch.tools.counts[b]) if batch.tools else {},
+                truncated=bool(cut_off) and cut_off[b],
             )
         )
     return records

@@ -138,8 +138,8 @@ def credit_from(plan: CreditPlan, signals: TokenSignals, engine: Engine) -> Cred
         weight = TokenSignals(mask=signals.mask, turn_id=signals.turn_id, divergence=credit.distill_weight)
         skipped = skipping_first(weight, plan.config.teacher_skip_first_tokens)
         credit = replace(credit, distill_weight=skipped.divergence)
-    if batch.trained is not None:
-        credit = replace(credit, advantage=torch.where(batch.trained, credit.advantage, 0.0))
+    if batch.completions.trained is not None:
+        credit = replace(credit, advantage=torch.where(batch.completions.trained, credit.advantage, 0.0))
     return CreditResult(
         credit=credit,
         signals=signals,
@@ -184,8 +184,8 @@ def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: floa
             batch.step + 1,
             int(metrics["gear/fallback/non_finite"]),
         )
-    if batch.tool_counts is not None:
-        tools = engine.gather_objects(list(batch.tool_counts))
+    if batch.tools is not None:
+        tools = engine.gather_objects(list(batch.tools.counts))
         for kind in TOOL_FAILURES:
             metrics[f"gear/tools/{kind}"] = float(sum(counts.get(kind, 0) for counts in tools))
     if plan.teacher.tried:
@@ -205,7 +205,7 @@ def for_loss(batch: RolloutBatch, credit: Credit) -> Tensor:
 
     With (B,) GRPO stays GRPO bit for bit: a loss over whole sequences would sum T equal numbers in another order.
     """
-    trained = batch.completions.mask if batch.trained is None else batch.trained
+    trained = batch.completions.mask if batch.completions.trained is None else batch.completions.trained
     plain = torch.where(trained, batch.advantage_B[:, None], 0.0)
     return batch.advantage_B if torch.equal(credit.advantage, plain) else credit.advantage
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from gear_rl.engine import Tokenizer
 from gear_rl.engines.verl.passes import pad_rows
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS
-from gear_rl.rollouts import LOGGED, Completions, RolloutBatch, left_padded
+from gear_rl.rollouts import LOGGED, Completions, RolloutBatch, ToolUse, left_padded
 from gear_rl.tensor.lists import float_list, int_list
 
 logger = logging.getLogger(__name__)
@@ -70,9 +70,19 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
     uids = [key.rsplit("_", 2)[0] for key in keys]
     number = {uid: n for n, uid in enumerate(dict.fromkeys(uids))}
     agent = any(seen)
+    tools = ToolUse(
+        counts=[row.get("tool_counts") or {} for row in seen],
+        failure_of=lambda b, message: message.get("failure"),
+    )
     return RolloutBatch(
         step=step,
-        completions=Completions(ids=ids, attention=attention, mask=mask),
+        completions=Completions(
+            ids=ids,
+            attention=attention,
+            mask=mask,
+            trained=trained,
+            truncated=[len(row) == 0 or int(row[-1]) != eos for row in columns["responses"]],
+        ),
         student=left_padded(prompts, int(tokenizer.pad_token_id or 0)),
         prompts=[
             row.get("prompt") or list(prompt) for row, prompt in zip(seen, columns["raw_prompt"], strict=True)
@@ -83,7 +93,6 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
             for b, row in enumerate(seen)
         ],
         advantage_B=_advantages(columns, trained),
-        trained=trained,
         rewards=rewards,
         rewards_BR=torch.tensor(rewards)[:, None],
         group=[number[uid] for uid in uids],
@@ -91,9 +100,7 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
         num_rollouts=rows,
         environments=[SeenEnvironment(row) for row in seen] if agent else None,
         logged={name: _logged_values(extra, name) for name in LOGGED if any(name in row for row in extra)},
-        failure_of=lambda b, message: message.get("failure"),
-        tool_counts=[row.get("tool_counts") or {} for row in seen] if agent else None,
-        truncated=[len(row) == 0 or int(row[-1]) != eos for row in columns["responses"]],
+        tools=tools if agent else None,
     )
 
 

@@ -11,7 +11,7 @@ FOLDER = "GEAR_VERL_WATCH"
 """The environment variable with the folder."""
 GIVEN = (
     *("step", "completions", "student", "prompts", "rows", "messages", "advantage_B"),
-    *("rewards", "rewards_BR", "group", "first", "num_rollouts", "environments", "trained"),
+    *("rewards", "rewards_BR", "group", "first", "num_rollouts", "environments"),
 )
 """Of a batch of rollouts, all that can be saved."""
 RESULT = ("signals", "credit", "scored_B")
