@@ -2,8 +2,8 @@
 
 import pytest
 
-from gear_rl.runs.config import load_config
-from gear_rl.runs.trainer import make_trainer
+from gear_rl.runs.run_config import load_config
+from gear_rl.runs.trl_run import make_trainer
 from support.commands import gear
 
 REWARDS = "def none(completions, **columns):\n    return [0.0] * len(completions)\n"

@@ -11,7 +11,7 @@ import torch
 
 from engines import tiny
 from gear_rl import Credit, Gear, Uniform
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.step import for_loss, prepare, step
 from gear_rl.credit.teacher_prompts import warn_of_long
 from gear_rl.engine import Engine

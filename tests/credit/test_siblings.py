@@ -8,8 +8,8 @@ import torch
 
 import gear_rl.credit.step as credit_step
 from engines.probing import BY_SIZE, Probe
-from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import contexts_of
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.siblings import finite_rows, leave_out_rows
 from gear_rl.methods import Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
 from gear_rl.rollouts import ToolUse

@@ -18,8 +18,8 @@ from gear_rl.engines.trl.evaluation import leave_no_trace
 from gear_rl.lab.sampling import serving
 from gear_rl.methods import Gear
 from gear_rl.model.teacher import AdapterFreeTeacher, CopyTeacher
-from gear_rl.runs.config import RunConfig
-from gear_rl.runs.trainer import make_trainer
+from gear_rl.runs.run_config import RunConfig
+from gear_rl.runs.trl_run import make_trainer
 
 ROW = {"prompt": [{"role": "user", "content": "1 plus 2"}], "privileged_context": "1 plus 2 is 3"}
 

@@ -12,14 +12,14 @@ from gear_rl.arena.task import get_task
 from gear_rl.cli.score import score_table, score_verdict
 from gear_rl.lab.marked import EXAMPLE, marked_material, read_marked
 from gear_rl.lab.material import arena_material, rollouts_of
-from gear_rl.lab.score import (
+from gear_rl.lab.scoring import (
     ENTROPY_ONSETS,
     UNINFORMED,
     credits_of,
     score,
 )
-from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import quiet_libraries
+from gear_rl.runs.run_config import RunConfig
 from support.commands import gear, untouched
 
 GOOD = json.loads(EXAMPLE)

@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 
-from gear_rl.credit.informed import PROMPTS_TO_JUDGE, share_less_likely, stands_out
+from gear_rl.credit.teacher_check import PROMPTS_TO_JUDGE, share_less_likely, stands_out
 from gear_rl.errors import InputError
-from gear_rl.lab.informed import Scored, sentences, verdict
 from gear_rl.lab.sampling import sample, sampled_engine
-from gear_rl.lab.teacher import examine, sampling_config, teacher_config
-from gear_rl.runs.config import load_config
-from gear_rl.runs.trainer import make_trainer
+from gear_rl.lab.teacher_scores import examine, sampling_config, teacher_config
+from gear_rl.lab.teacher_verdict import Scored, sentences, verdict
+from gear_rl.runs.run_config import load_config
+from gear_rl.runs.trl_run import make_trainer
 
 
 def completions(

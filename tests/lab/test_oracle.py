@@ -10,9 +10,9 @@ import torch
 
 from gear_rl.arena.model import EOS
 from gear_rl.arena.task import get_task
-from gear_rl.arena.truth import Truth
+from gear_rl.arena.token_truth import Truth
 from gear_rl.lab.branching import Begun, Continuations, SharedNoise, branched_advantages
-from gear_rl.lab.compare import plan_of
+from gear_rl.lab.comparison import plan_of
 from gear_rl.lab.oracle import Oracle, by_formula, estimate_of, expected_of_prompts, true_advantages
 from gear_rl.lab.training import cell_trainer
 from gear_rl.rollouts import Prompts

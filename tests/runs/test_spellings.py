@@ -7,8 +7,8 @@ import pytest
 from examples.add_a_method import Uncertain
 from gear_rl.method_builder import build_method
 from gear_rl.methods import METHODS, Gear, Mixed, Opsd, Rlsd, Shuffled, Stare
-from gear_rl.runs.config import load_config
-from gear_rl.runs.verl.settings import group_of, read_settings
+from gear_rl.runs.run_config import load_config
+from gear_rl.runs.verl.hydra_settings import group_of, read_settings
 
 BASE = "model: arena\ndataset: arena\nreward: arena\n"
 PLAIN = {**Gear.presets["plain"]}

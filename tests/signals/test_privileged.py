@@ -5,8 +5,8 @@ import copy
 import pytest
 
 from engines import tiny
-from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import privileged_context
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.teacher_prompts import render, teacher_prompts, warn_of_several
 from support import batches
 from support.batches import PlainEngine

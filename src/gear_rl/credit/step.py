@@ -12,13 +12,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gear_rl.credit.config import SOURCES, CreditConfig
 from gear_rl.credit.contexts import PrivilegedFunction
-from gear_rl.credit.informed import TeacherCheck
+from gear_rl.credit.credit_config import SOURCES, CreditConfig
 from gear_rl.credit.metrics import metric_sums, step_metrics
 from gear_rl.credit.plan import CreditPlan, CreditResult
-from gear_rl.credit.records import records_of
+from gear_rl.credit.result_records import records_of
 from gear_rl.credit.siblings import clean_rows, credit_beside_siblings, finite_rows, leave_out_rows, mean_over
+from gear_rl.credit.teacher_check import TeacherCheck
 from gear_rl.credit.teacher_prompts import prompts_for
 from gear_rl.engine import Engine
 from gear_rl.environments import TOOL_FAILURES

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from gear_rl.arena.task import DEFAULT_TASK, TEMPLATE, Case, get_task
-from gear_rl.credit.config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.contexts import privileged_context, wrong_contexts
+from gear_rl.credit.credit_config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.credit.teacher_prompts import render
 from gear_rl.data.rewards.text import value_at
@@ -21,10 +21,10 @@ from gear_rl.engines.models import load_causal_lm, load_frozen_teacher, load_tok
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.lab.material import Material, Pair
 from gear_rl.model.forwards import max_positions
-from gear_rl.runs.config import RunConfig, load_config, parse_overrides
 from gear_rl.runs.machine import has_bfloat16, use_few_threads
-from gear_rl.runs.models import resolve_model
-from gear_rl.runs.trainer import is_arena
+from gear_rl.runs.model_wheels import resolve_model
+from gear_rl.runs.run_config import RunConfig, load_config, parse_overrides
+from gear_rl.runs.trl_run import is_arena
 
 EXAMPLE = (
     '{"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40", '

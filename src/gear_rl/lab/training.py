@@ -29,8 +29,8 @@ from gear_rl.lab.oracle import Oracle, estimate_of
 from gear_rl.method_builder import build_method
 from gear_rl.rollouts import succeeds
 from gear_rl.runs.arena import arena_config, sampled_rewards, task_of
-from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import quiet_libraries, use_few_threads
+from gear_rl.runs.run_config import RunConfig
 from gear_rl.versions import versions
 
 QUIET: dict[str, Any] = {
@@ -242,7 +242,7 @@ def held_out_tiers(held_out: Any) -> tuple[list[dict[str, Any]], dict[str, list[
 
 def cell_trainer(spec: Spec, scratch: str) -> Any:
     """The trainer of a run, with the engine's settings of the spec."""
-    from gear_rl.runs.trainer import make_trainer
+    from gear_rl.runs.trl_run import make_trainer
 
     steps = max(1, spec.steps - spec.sft_steps)
     if spec.run is not None:

@@ -43,7 +43,7 @@ def watch_updates() -> None:
 
 def watch_credit() -> None:
     """Save what every credit step was given and what it returned: `credit1.pt`, `credit2.pt`, ..."""
-    from gear_rl.runs.verl.trainer import CreditTrainer
+    from gear_rl.runs.verl.credit_trainer import CreditTrainer
 
     assign = CreditTrainer.assign_credit
 

@@ -17,10 +17,10 @@ from gear_rl.engines.models import is_adapter
 from gear_rl.errors import InputError, input_errors
 from gear_rl.files import check_output
 from gear_rl.method_builder import build_method
-from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import machine_defaults, use_few_threads
-from gear_rl.runs.models import resolve_model
+from gear_rl.runs.model_wheels import resolve_model
 from gear_rl.runs.resolved import OUTPUT_DIR, RECORDS, run_folder, write_run
+from gear_rl.runs.run_config import RunConfig
 from gear_rl.user_objects import import_object
 
 

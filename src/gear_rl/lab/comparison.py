@@ -20,7 +20,7 @@ from gear_rl.runs.arena import task_of
 from gear_rl.user_objects import code_of
 
 if TYPE_CHECKING:
-    from gear_rl.lab.report import Findings
+    from gear_rl.lab.findings import Findings
 
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
 """Seeds of the runs that a learning rate is chosen by; no report has them."""
@@ -289,7 +289,7 @@ def run_plan(
 
 def findings_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[str, Any], *, command: str) -> "Findings":
     """The findings: verdicts, runs and settings; nothing depends on time or on interruptions."""
-    from gear_rl.lab.report import Findings
+    from gear_rl.lab.findings import Findings
     from gear_rl.lab.verdict import compare
 
     # No default of ours was chosen on a user's run.

@@ -5,7 +5,7 @@ import pytest
 from gear_rl import Gear, RandomOnsets, Shuffled
 from gear_rl.errors import InputError
 from gear_rl.method_builder import build_method
-from gear_rl.runs.config import load_config
+from gear_rl.runs.run_config import load_config
 from gear_rl.yaml_values import parse_word
 
 BASE = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]

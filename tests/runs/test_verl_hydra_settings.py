@@ -12,7 +12,7 @@ from gear_rl.engines.verl import checks
 from gear_rl.engines.verl.checks import VerlSettings, reads_reference
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
-from gear_rl.runs.verl.settings import group_of, read_settings
+from gear_rl.runs.verl.hydra_settings import group_of, read_settings
 from gear_rl.signals.table import needs_teacher
 from gear_rl.traits import distillation_of
 

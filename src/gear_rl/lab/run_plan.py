@@ -12,13 +12,13 @@ from hashlib import file_digest, sha256
 from itertools import chain
 from pathlib import Path
 
-from gear_rl.credit.config import METHOD_SETTINGS
+from gear_rl.credit.credit_config import METHOD_SETTINGS
 from gear_rl.errors import InputError
 from gear_rl.lab.cells import Outcome
-from gear_rl.lab.compare import Plan, check_counts, reported_part
+from gear_rl.lab.comparison import Plan, check_counts, reported_part
 from gear_rl.lab.lineup import CEILING, line_up
 from gear_rl.lab.training import QUIET, held_out_tiers, run_config
-from gear_rl.runs.config import RunConfig
+from gear_rl.runs.run_config import RunConfig
 from gear_rl.user_objects import code_of
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def plan_of_run(
     refuses.
     """
     from gear_rl.engines.trl.config import GEARConfig
-    from gear_rl.runs.trainer import check_run, load_data
+    from gear_rl.runs.trl_run import check_run, load_data
 
     given = config.trainer
     steps = given.get("max_steps") if steps is None else steps

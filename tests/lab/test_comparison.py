@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from gear_rl.arena.task import Task
 from gear_rl.errors import InputError
-from gear_rl.lab import compare
+from gear_rl.lab import comparison as compare
 from gear_rl.lab.cells import Cell
-from gear_rl.lab.compare import (
+from gear_rl.lab.comparison import (
     MOST_WIDENINGS,
     best_rate,
     findings_of,

@@ -5,9 +5,9 @@ import pickle
 import pytest
 import torch
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.engine import ForwardRequest
-from gear_rl.engines.verl.passes import (
+from gear_rl.engines.verl.engine import (
     PADDING,
     VerlEngine,
     placed_by_group,

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gear_rl.arena.task import Case
-from gear_rl.credit.config import METHOD_SETTINGS, CreditConfig
+from gear_rl.credit.credit_config import METHOD_SETTINGS, CreditConfig
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import collect, credit_from, prepare
 from gear_rl.errors import InputError

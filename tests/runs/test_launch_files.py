@@ -12,14 +12,14 @@ import datasets
 import pytest
 from peft import LoraConfig
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.data.rows import load_splits
 from gear_rl.engines.trl.config import GEARConfig
 from gear_rl.errors import InputError
-from gear_rl.runs import models
-from gear_rl.runs.trainer import load_environment
-from gear_rl.runs.verl.export import DEFAULTS, export, read_run
-from gear_rl.runs.verl.reward import scorer
+from gear_rl.runs import model_wheels
+from gear_rl.runs.trl_run import load_environment
+from gear_rl.runs.verl.launch_files import DEFAULTS, export, read_run
+from gear_rl.runs.verl.reward_function import scorer
 
 CHAIN = ["--model", "arena", "--dataset", "arena/easy", "--reward", "arena", "--held_out", "8"]
 ERRANDS = ["--model", "arena/errands", "--dataset", "arena/errands/easy", "--held_out", "8"]
@@ -137,7 +137,7 @@ def test_another_models_weights_are_the_teachers_there_too(tmp_path, monkeypatch
 
 
 def test_a_short_name_is_written_as_the_folder_of_its_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "kept_folder", lambda: tmp_path)
+    monkeypatch.setattr(model_wheels, "kept_folder", lambda: tmp_path)
     given = command(tmp_path / "out", *CHAIN, *BATCH, "--model", "smollm2")
     assert given["actor_rollout_ref.model.path"] == str(tmp_path)
     assert given["actor_rollout_ref.rollout.top_k"] == "-1", "verl's word for all tokens"

@@ -5,8 +5,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
 from gear_rl.engines.engine_config import EngineConfig
-from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.engines.verl.checks import VerlSettings
+from gear_rl.engines.verl.rollouts import AGENT_NAME
 from gear_rl.errors import InputError, did_you_mean, input_errors
 from gear_rl.method_builder import build_method, credit_settings, find_method
 from gear_rl.methods import METHODS
@@ -84,7 +84,7 @@ def group_of(name: str) -> dict[str, Any]:
 
 def environment_factory(path: str | None, row: Mapping[str, Any]) -> Callable[[], Any]:
     """The class or factory at ``gear.environment``; ``arena`` alone is the environment of the row's source."""
-    from gear_rl.runs.trainer import environment_of
+    from gear_rl.runs.trl_run import environment_of
 
     if path is None:
         raise InputError(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.engine import ForwardRequest, OneProcess, Tokenizer
 from gear_rl.records import Record
 from gear_rl.rollouts import Completions, Prompts, left_padded

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.plan import CreditPlan
 from gear_rl.credit.teacher_prompts import teacher_prompts
 from gear_rl.engine import Engine, ForwardRequest

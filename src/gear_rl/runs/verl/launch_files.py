@@ -15,19 +15,19 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from gear_rl.arena.task import dataset_task
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.data.rewards.catalogue import OUR_REWARDS, load_reward
 from gear_rl.engines.engine_config import EngineConfig
-from gear_rl.engines.verl.batch import AGENT_NAME
 from gear_rl.engines.verl.checks import TRAINERS, check_method
+from gear_rl.engines.verl.rollouts import AGENT_NAME
 from gear_rl.errors import InputError
 from gear_rl.method_builder import credit_settings
 from gear_rl.methods import METHODS
-from gear_rl.runs.config import RunConfig, load_config
-from gear_rl.runs.models import resolve_model
+from gear_rl.runs.model_wheels import resolve_model
 from gear_rl.runs.resolved import OUTPUT_DIR
-from gear_rl.runs.trainer import arena_model, is_arena, load_data, load_environment
-from gear_rl.runs.verl.settings import SECTION, read_settings
+from gear_rl.runs.run_config import RunConfig, load_config
+from gear_rl.runs.trl_run import arena_model, is_arena, load_data, load_environment
+from gear_rl.runs.verl.hydra_settings import SECTION, read_settings
 from gear_rl.settings import settings_hints
 
 STEP = {field.name for field in fields(CreditConfig)}
@@ -240,7 +240,7 @@ def _reward_file(config: RunConfig) -> str:
     names, weights = config.reward_names, config.trainer.get("reward_weights")
     return (
         '"""The reward of this run: verl\'s reward.custom_reward_function. Written by `gear export verl`."""\n\n'
-        "from gear_rl.runs.verl.reward import scorer\n\n"
+        "from gear_rl.runs.verl.reward_function import scorer\n\n"
         f"compute_score = scorer({names!r}, dataset={config.dataset!r}, weights={weights!r})\n"
     )
 

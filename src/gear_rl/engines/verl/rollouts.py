@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gear_rl.engine import Tokenizer
-from gear_rl.engines.verl.passes import pad_rows
+from gear_rl.engines.verl.engine import pad_rows
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS
 from gear_rl.rollouts import LOGGED, Completions, RolloutBatch, ToolUse, left_padded
 from gear_rl.tensor.lists import float_list, int_list

@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gear_rl.credit.config import NO_CONTRAST, CreditConfig
 from gear_rl.credit.contexts import contexts_of
-from gear_rl.credit.informed import share_less_likely, stands_out, two_others
+from gear_rl.credit.credit_config import NO_CONTRAST, CreditConfig
 from gear_rl.credit.own_loop import LocalEngine, token_advantages
 from gear_rl.credit.plan import CreditResult
+from gear_rl.credit.teacher_check import share_less_likely, stands_out, two_others
 from gear_rl.errors import InputError
-from gear_rl.lab.informed import Scored, Verdict, verdict
 from gear_rl.lab.sampling import sample, sampled_engine
-from gear_rl.lab.score import Reading
+from gear_rl.lab.scoring import Reading
+from gear_rl.lab.teacher_verdict import Scored, Verdict, verdict
 from gear_rl.method_builder import build_method
 from gear_rl.rollouts import RolloutBatch, succeeds
-from gear_rl.runs.config import RunConfig, load_config
 from gear_rl.runs.machine import machine_defaults
-from gear_rl.runs.trainer import is_arena, make_trainer
+from gear_rl.runs.run_config import RunConfig, load_config
+from gear_rl.runs.trl_run import is_arena, make_trainer
 from gear_rl.signals.table import needs_context
 from gear_rl.tensor.lists import float_list
 from gear_rl.traits import engine_settings_of
@@ -63,7 +63,7 @@ def teacher_config(
 
     >>> config = teacher_config(None, "arena", "arena/chain/easy", None, ["--privileged_column", "answer"])
     >>> config.reward, config.trainer["privileged_column"]
-    ('gear_rl.lab.teacher:no_reward', 'answer')
+    ('gear_rl.lab.teacher_scores:no_reward', 'answer')
     """
     if reward is None and file is None:
         reward = NO_REWARD

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.step import for_loss, step
-from gear_rl.engines.verl.batch import SAMPLED, SEEN, messages_of, rollout_batch
+from gear_rl.engines.verl.rollouts import SAMPLED, SEEN, messages_of, rollout_batch
 from gear_rl.methods import METHODS
 from support.batches import Letters, PlacesEngine
 

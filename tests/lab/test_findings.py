@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gear_rl.lab.cells import Cell
+from gear_rl.lab.findings import Findings, save, save_report
 from gear_rl.lab.plots import over_seeds
-from gear_rl.lab.report import Findings, save, save_report
 from gear_rl.lab.verdict import compare
 from lab.test_verdict import cell
 

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from gear_rl.cli.compare import verdict_table
 from gear_rl.errors import InputError
-from gear_rl.lab.compare import findings_of
-from gear_rl.lab.own import plan_of_run
+from gear_rl.lab.comparison import findings_of
+from gear_rl.lab.run_plan import plan_of_run
 from gear_rl.lab.sft import demonstrations, prompts_of
 from gear_rl.lab.training import cell_trainer, run_cell
-from gear_rl.runs.config import load_config
+from gear_rl.runs.run_config import load_config
 from support.commands import untouched
 
 RUN = {
