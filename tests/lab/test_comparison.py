@@ -1,21 +1,13 @@
 """gear compare on the arena: methods and plans, the search for rates, and small runs that are interrupted."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gear_rl.arena.task import Task
-from gear_rl.errors import InputError
 from gear_rl.lab import comparison as compare
 from gear_rl.lab.cells import Cell
 from gear_rl.lab.comparison import (
@@ -27,11 +19,7 @@ from gear_rl.lab.comparison import (
     rate_grid,
     run_plan,
 )
-from gear_rl.lab.lineup import line_up, parse_method, parse_methods, split_methods
-from gear_rl.lab.training import Spec, _failed_cell, _measure_once, finished_cell, run_cell, run_cells
-from gear_rl.method_builder import build_method
-from gear_rl.methods import Gear, RandomOnsets
-from gear_rl.runs.arena import sampling_seed
+from gear_rl.lab.training import Spec, _failed_cell, finished_cell, run_cell
 from lab.test_verdict import cell
 from support.commands import gear, untouched
 
@@ -43,27 +31,6 @@ def plan_without_ceiling(methods, **settings):
     plan = plan_of(methods, **{**SMALL, **settings})
     named = {name: credit for name, credit in plan.methods.items() if name != plan.ceiling}
     return replace(plan, methods=named, ceiling=None)
-
-
-def specs_of(methods, **settings):
-    return plan_without_ceiling(methods, **settings).reported_specs()
-
-
-# --- methods and plans ---------------------------------------------------------------------------------------
-
-
-def test_a_list_of_methods_is_split_between_methods():
-    assert parse_method("own=my.module:Method") == ("own", {"name": "my.module:Method"})
-    assert parse_method("own=gear:alpha=0.5") == ("own", {"name": "gear", "alpha": 0.5})
-    blind = "blind=random_onsets:of.aligned=one,of.clip=[0.5, 2],seed=3"
-    assert split_methods(f"{blind},rlsd") == [blind, "rlsd"]
-    _, engine, own, _ = line_up(["gear*stare:teacher_model_kind=live,rollouts=24"])
-    assert engine["gear*stare:teacher_model_kind=live,rollouts=24"]["teacher_model_kind"] == "live"
-    assert own["gear*stare:teacher_model_kind=live,rollouts=24"] == {"rollouts": 24}
-    placebo = build_method(parse_method(blind)[1])
-    assert placebo == RandomOnsets(of=Gear(aligned="one", clip=(0.5, 2.0)), seed=3)
-    with pytest.raises(InputError, match=r"'own' stands for .* rename one"):
-        parse_methods(["own=rlsd:", "own=gear:"])
 
 
 def test_every_method_meets_every_seed_and_rates_are_tuned_elsewhere():
@@ -96,9 +63,6 @@ def test_bad_input_is_one_line(words, message, tmp_path):
     assert [*tmp_path.iterdir()] == []
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
-
-
-# --- the search for rates ------------------------------------------------------------------------------------
 
 
 @given(peak=st.integers(-8, 8), count=st.integers(2, 6))
@@ -192,45 +156,6 @@ def test_a_killed_comparison_goes_on_and_gives_the_same(
         assert [c["rate"] for c in comparison["cells"] if c["method"] == method] == [one["rate"]]
 
 
-# --- real runs -----------------------------------------------------------------------------------------------
-
-PLAN = plan_without_ceiling(["crpo:style=[9]"], samples=3)
-TOLD: list[float] = []
-"""What the first run said after its first steps."""
-
-
-@pytest.fixture(scope="module")
-def comparison(tmp_path_factory):
-    """A run that finishes, and one that cannot in the same process; what was finished is not run again."""
-    folder = tmp_path_factory.mktemp("compare")
-    specs = PLAN.reported_specs()
-    rows = run_cells(specs, folder / "cells", jobs=1, estimate=TOLD.append)
-    stamp = (folder / "cells" / specs[0].file).stat().st_mtime_ns
-    assert run_cells(specs[:1], folder / "cells", jobs=1) == rows[:1]
-    assert (folder / "cells" / specs[0].file).stat().st_mtime_ns == stamp, "a finished run was run again"
-    return folder, specs, rows
-
-
-def test_a_run_that_fails_is_listed_and_takes_no_other_along(comparison):
-    folder, specs, rows = comparison
-    assert [row.method for row in rows] == ["uniform", "crpo:style=[9]"]
-    assert [row.error is None for row in rows] == [True, False]
-    assert "style" in rows[1].error and "9" in rows[1].error
-    cells = folder / "cells"
-    assert finished_cell(specs[0], cells) is not None and finished_cell(specs[1], cells) is None
-    whole = (cells / specs[0].file).read_text()
-    for other in (specs_of([], steps=2, samples=3)[0], specs_of([], samples=4)[0]):
-        assert other.file != specs[0].file and finished_cell(other, cells) is None, "another run"
-        for changed in ("[]", whole[:100], whole):
-            (cells / other.file).write_text(changed)
-            assert finished_cell(other, cells) is None
-
-
-def test_how_long_a_run_will_take_is_told_after_its_first_steps(comparison):
-    [seconds] = TOLD
-    assert seconds > 0
-
-
 def test_too_few_seeds_are_said_before_the_first_run(monkeypatch, tmp_path):
     def asked(*_, **__):
         raise KeyboardInterrupt
@@ -238,82 +163,3 @@ def test_too_few_seeds_are_said_before_the_first_run(monkeypatch, tmp_path):
     monkeypatch.setattr(compare, "run_cells", asked)
     done = gear("compare", "--seeds", "2", "--out", str(tmp_path))
     assert done.stderr.startswith("--seeds: 2; these runs will end without a verdict, which needs 3 or more")
-
-
-def test_a_damaged_evaluation_is_made_again(tmp_path):
-    file = tmp_path / "before.json"
-    file.write_text("{}")
-    one, other = ({"rewards": [[reward]], "beside": {}} for reward in (0.5, 0.0))
-    assert _measure_once(file, lambda: one) == one == _measure_once(file, lambda: other)
-
-
-def test_the_findings_depend_on_the_runs_alone(comparison):
-    _, _, rows = comparison
-    found = findings_of(PLAN, rows, {}, command="gear compare")
-    assert found == findings_of(
-        PLAN, [row.model_copy(update={"seconds": 9e9}) for row in rows], {}, command="gear compare"
-    )
-    for score in (rows[0].before, rows[0].after):
-        assert len(score.rewards) == 3 and score.value("accuracy") == pytest.approx(sum(score.rewards) / 3)
-
-
-PARENT = """
-import json, signal, sys, time
-from pathlib import Path
-if __name__ == "__mp_main__" and sys.argv[3] == "importing":
-    Path(sys.argv[2], "before-importing.json").touch()
-    time.sleep(600)
-from gear_rl.lab.training import Spec, run_cells
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-if __name__ == "__main__":
-    run_cells([Spec(**json.loads(sys.argv[1]))], Path(sys.argv[2]), jobs=1)
-"""
-
-
-@pytest.mark.parametrize(
-    ("how", "when"),
-    [(signal.SIGKILL, "training"), (signal.SIGINT, "training"), (signal.SIGINT, "importing")],
-)
-def test_a_run_ends_with_the_process_that_started_it(tmp_path, how, when):
-    [spec] = specs_of([], steps=1000)
-    (tmp_path / "parent.py").write_text(PARENT)
-    cells, scratch = tmp_path / "cells", tmp_path / "scratch"
-    scratch.mkdir()
-    command = [sys.executable, tmp_path / "parent.py", json.dumps(asdict(spec)), cells, when]
-    parent = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)})
-    while parent.poll() is None and not [*cells.glob("before-*.json")]:
-        time.sleep(0.1)  # it trains soon after
-    children = psutil.Process(parent.pid).children()
-    assert children
-    parent.send_signal(how)
-    try:
-        parent.wait(timeout=30)  # two or three seconds, more on a busy machine
-    finally:
-        parent.kill()
-    alive = psutil.wait_procs(children, timeout=5)[1]
-    assert all(child.status() == psutil.STATUS_ZOMBIE for child in alive), (
-        "or ended, and nobody has asked yet"
-    )
-    assert not (cells / spec.file).exists()
-    assert how == signal.SIGKILL or not [*scratch.glob("gear-cell*")], "temporary files are removed"
-
-
-def test_seeds_with_the_same_weights_draw_different_answers(tmp_path, monkeypatch):
-    """Else the luck of one draw would be in all of them alike, and in no interval."""
-    drawn: list[tuple[int, tuple[float, ...]]] = []
-
-    def solve(task, trainer, problems, *, seed, solve=Task.solve):
-        rewards = solve(task, trainer, problems, seed=seed)
-        drawn.append((seed, tuple(rewards)))
-        return rewards
-
-    monkeypatch.setattr(Task, "solve", solve)
-    first, second = specs_of([], seeds=2, n_eval=64, samples=2)
-    with untouched(None):
-        for spec, folder in ((first, "a"), (second, "a"), (first, "b")):
-            row = run_cell(replace(spec, between=False), tmp_path / folder)
-            assert row.error is None, row.error
-    assert [seed for seed, _ in drawn[:4]] == [sampling_seed(0, 0), sampling_seed(0, 1)] * 2
-    before = [drawn[n][1] for n in (0, 1, 4, 5)]
-    assert len({*before}) == 4, "neither two seeds nor two samples of a seed are alike"
-    assert drawn[:4] == drawn[8:], "the same seed draws the same answers again"

@@ -10,7 +10,6 @@ import pytest
 
 from gear_rl.lab.cells import Cell
 from gear_rl.lab.findings import Findings, save, save_report
-from gear_rl.lab.plots import over_seeds
 from gear_rl.lab.verdict import compare
 from lab.test_verdict import cell
 
@@ -105,10 +104,3 @@ def test_hostile_names_are_text_everywhere(tmp_path):
     assert "49" not in page.split("<h1>")[1].split("</h1>")[0], "a template in a name is no template"
     assert HOSTILE in rows_of(page, "verdict")
     assert len([*(tmp_path / "plots").iterdir()]) == 2
-
-
-def test_a_curve_over_seeds_by_hand():
-    rows = [[(0, 0.2), (5, 0.7), (9, 1.0)], [(0, 0.2), (5, 0.8)], [(0, 0.2), (5, 0.9), (7, 0.1)]]
-    (first, second) = over_seeds(rows)
-    assert first == (0, pytest.approx(0.2), pytest.approx((0.2, 0.2)))
-    assert second == (5, pytest.approx(0.8), pytest.approx((0.5515862, 1.0484138), abs=1e-6))

@@ -1,16 +1,12 @@
 """GEAR through the real GRPOTrainer, on a model of a few thousand weights."""
 
-from ast import literal_eval
-
 import pytest
 import torch
-from transformers.trainer_callback import TrainerCallback
 
 from engines.distilling import LORA
 from engines.running import history, same, trained, trainer_of, weights
 from gear_rl import Gear, GEARTrainer, Uniform
 from gear_rl.engines.trl.config import LOSS_TYPES
-from gear_rl.engines.trl.printing import PRINTED
 from gear_rl.records import read_records
 from gear_rl.signals.passes import ModelPasses
 
@@ -107,27 +103,6 @@ def test_a_resumed_run_does_not_repeat_its_records(tiny_model, tmp_path):
     run(tmp_path, tiny_model, Gear(), **options)
     run(tmp_path, tiny_model, Gear(), resume=str(tmp_path / "checkpoint-2"), **options)
     assert [record.step for record in read_records(file)] == [1] * 8 + [2] * 8 + [3] * 8
-
-
-# --- what is printed -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("disable_tqdm", [True, False])
-def test_few_of_our_metrics_are_printed_and_trackers_get_all(tiny_model, tmp_path, capsys, disable_tqdm):
-    trainer, tracked = trainer_of(tmp_path, tiny_model, Gear(), max_steps=2, disable_tqdm=disable_tqdm), []
-
-    class Tracker(TrainerCallback):
-        def on_log(self, args, state, control, logs=None, **kwargs):
-            tracked.append({**logs})
-
-    trainer.add_callback(Tracker)
-    trainer.train()
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{'loss'")]
-    printed = [{key for key in literal_eval(line) if key.startswith("gear/")} for line in lines]
-    assert len(printed) == 2 and set.union(*printed) <= set(PRINTED) and "'reward':" in lines[0]
-    assert {"gear/scored", "gear/fallbacks"} <= printed[0]
-    assert all("gear/weight/max" in logs and "gear/divergence/mean" in logs for logs in tracked[:2])
-    assert history(trainer, "gear/weight/max")
 
 
 def test_a_group_without_a_reward_does_not_count_as_one_that_differs(tiny_model, tmp_path):

@@ -5,7 +5,6 @@ import copy
 import pytest
 
 from engines import tiny
-from gear_rl.credit.contexts import privileged_context
 from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.teacher_prompts import render, teacher_prompts, warn_of_several
 from support import batches
@@ -17,11 +16,6 @@ CHAT = [
     {"role": "assistant", "content": "ok"},
     {"role": "user", "content": "second"},
 ]
-
-
-SAID = {"role": "assistant", "content": "cold", "tool_calls": None}
-CALL = {"name": "find", "arguments": {"city": "Rom", "days": None}}
-CALLING = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": CALL}]}
 BLOCKS = [{"type": "image"}, {"type": "text", "text": "q"}]
 
 
@@ -68,36 +62,3 @@ def test_several_user_messages_are_told_once(setting, warned, held, caplog):
     assert caplog.text.count("teacher_context_message") == warned
     text = fast.decode(shown.ids_BP[1][shown.attention_BP[1].bool()])
     assert f"{held}=4<|im_end|>" in text and text.count("=4") == 1
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"privileged_context": "", "solution": "s", "answer": "a"}, ("solution", "s")),
-        ({"privileged_context": None, "answer": 0}, ("answer", "0")),
-        (
-            {"solution": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
-            ("solution", "x\ny"),
-        ),
-        # null hides nothing, blocks are their text, calls are shown
-        ({"solution": [{"role": "assistant", "content": None}], "answer": 4}, ("answer", "4")),
-        ({"solution": [{"role": "assistant", "content": [{"type": "image"}]}], "answer": 4}, ("answer", "4")),
-        (
-            {"solution": [CALLING, {"role": "tool", "content": [{"type": "text", "text": "12 C"}]}, SAID]},
-            ("solution", '{"name": "find", "arguments": {"city": "Rom"}}\n12 C\ncold'),
-        ),
-        (
-            {
-                "solution": [
-                    {"role": "assistant", "tool_calls": ["find(x)", {"name": "f", "arguments": "{}"}]}
-                ]
-            },
-            ("solution", 'find(x)\n{"name": "f", "arguments": "{}"}'),
-        ),
-        ({"solution": [{"content": 5}, {"content": ""}, {"content": {"x": 1}}]}, ("solution", '5\n{"x": 1}')),
-        ({"reward_model": {"ground_truth": "v"}}, ("reward_model.ground_truth", "v")),
-        ({}, None),
-    ],
-)
-def test_columns_are_tried_in_their_order(row, expected):
-    assert privileged_context(row) == expected

@@ -1,11 +1,8 @@
-"""Where a privileged context comes from, what a contrast subtracts, what the first tokens of a turn keep."""
+"""Where a privileged context comes from, and what a wrong one is."""
 
 import pytest
-import torch
 
-from gear_rl.credit.contexts import Rollout, find_contexts, wrong_contexts
-from gear_rl.signals.passes import contrast_signals
-from gear_rl.types import TokenSignals
+from gear_rl.credit.contexts import Rollout, find_contexts, privileged_context, wrong_contexts
 
 
 def rollout(text, reward, group=0, **more):
@@ -55,29 +52,39 @@ def test_wrong_contexts():
     assert wrong_contexts([{"bad": "5"}, {"bad": ""}], ["x"] * 2, [], "bad") == ["5", None]
 
 
-def test_a_contrast_by_hand():
-    nan, mask = float("nan"), torch.tensor([[True, True, False, True]])
-    right = {
-        "student_logprob": [-1.0, -2.0, 0.0, -0.5],
-        "teacher_logprob": [-0.5, -4.0, 0.0, -0.5],
-        "teacher_entropy": [2.0, 0.5, 0.0, 0.25],
-        "divergence": [1.0, 3.0, 0.0, nan],
-    }
-    wrong = {
-        "teacher_logprob": [-0.7, -1.0, 0.0, -0.5],
-        "teacher_entropy": [1.0, 1.0, 0.0, 1.0],
-        "divergence": [1.5, 0.5, 0.0, 0.1],
-    }
-    right, wrong = (
-        TokenSignals(mask=mask, values={name: torch.tensor([x]) for name, x in values.items()})
-        for values in (right, wrong)
-    )
-    found = contrast_signals(right, wrong)
-    assert [*found.values] == [*right.values]
-    torch.testing.assert_close(found.divergence, torch.tensor([[0.0, 2.5, 0.0, nan]]), equal_nan=True)
-    # The log-ratio that a method reads is log T+ - log T-: 0.2, -3 and 0.
-    ratio = found.teacher_logprob - found.get("student_logprob")
-    torch.testing.assert_close(ratio, torch.tensor([[0.2, -3.0, 0.0, 0.0]]))
-    assert found.teacher_entropy is right.teacher_entropy
-    with pytest.raises(ValueError, match="'divergence' was not computed"):
-        contrast_signals(right, TokenSignals(mask=mask))
+SAID = {"role": "assistant", "content": "cold", "tool_calls": None}
+CALL = {"name": "find", "arguments": {"city": "Rom", "days": None}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": CALL}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"privileged_context": "", "solution": "s", "answer": "a"}, ("solution", "s")),
+        ({"privileged_context": None, "answer": 0}, ("answer", "0")),
+        (
+            {"solution": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
+            ("solution", "x\ny"),
+        ),
+        # null hides nothing, blocks are their text, calls are shown
+        ({"solution": [{"role": "assistant", "content": None}], "answer": 4}, ("answer", "4")),
+        ({"solution": [{"role": "assistant", "content": [{"type": "image"}]}], "answer": 4}, ("answer", "4")),
+        (
+            {"solution": [CALLING, {"role": "tool", "content": [{"type": "text", "text": "12 C"}]}, SAID]},
+            ("solution", '{"name": "find", "arguments": {"city": "Rom"}}\n12 C\ncold'),
+        ),
+        (
+            {
+                "solution": [
+                    {"role": "assistant", "tool_calls": ["find(x)", {"name": "f", "arguments": "{}"}]}
+                ]
+            },
+            ("solution", 'find(x)\n{"name": "f", "arguments": "{}"}'),
+        ),
+        ({"solution": [{"content": 5}, {"content": ""}, {"content": {"x": 1}}]}, ("solution", '5\n{"x": 1}')),
+        ({"reward_model": {"ground_truth": "v"}}, ("reward_model.ground_truth", "v")),
+        ({}, None),
+    ],
+)
+def test_columns_are_tried_in_their_order(row, expected):
+    assert privileged_context(row) == expected

@@ -11,7 +11,8 @@ from trl.trainer.utils import add_fused_lm_head
 from engines import tiny
 from gear_rl.model.forwards import head_of, hidden_states
 from gear_rl.model.teacher import CopyTeacher
-from gear_rl.signals.passes import KeptStates
+from gear_rl.signals.passes import KeptStates, contrast_signals
+from gear_rl.types import TokenSignals
 from signals.rows import (
     completions_of,
     counted,
@@ -185,3 +186,31 @@ def test_states_of_the_student_stand_for_its_pass(model):
         found = score(model, *GIVEN, needs=EVERY, student_states=states)
     assert len(shapes) == 1, "the teacher's"
     agree(found, by_hand(model))
+
+
+def test_a_contrast_by_hand():
+    nan, mask = float("nan"), torch.tensor([[True, True, False, True]])
+    right = {
+        "student_logprob": [-1.0, -2.0, 0.0, -0.5],
+        "teacher_logprob": [-0.5, -4.0, 0.0, -0.5],
+        "teacher_entropy": [2.0, 0.5, 0.0, 0.25],
+        "divergence": [1.0, 3.0, 0.0, nan],
+    }
+    wrong = {
+        "teacher_logprob": [-0.7, -1.0, 0.0, -0.5],
+        "teacher_entropy": [1.0, 1.0, 0.0, 1.0],
+        "divergence": [1.5, 0.5, 0.0, 0.1],
+    }
+    right, wrong = (
+        TokenSignals(mask=mask, values={name: torch.tensor([x]) for name, x in values.items()})
+        for values in (right, wrong)
+    )
+    found = contrast_signals(right, wrong)
+    assert [*found.values] == [*right.values]
+    torch.testing.assert_close(found.divergence, torch.tensor([[0.0, 2.5, 0.0, nan]]), equal_nan=True)
+    # The log-ratio that a method reads is log T+ - log T-: 0.2, -3 and 0.
+    ratio = found.teacher_logprob - found.get("student_logprob")
+    torch.testing.assert_close(ratio, torch.tensor([[0.2, -3.0, 0.0, 0.0]]))
+    assert found.teacher_entropy is right.teacher_entropy
+    with pytest.raises(ValueError, match="'divergence' was not computed"):
+        contrast_signals(right, TokenSignals(mask=mask))

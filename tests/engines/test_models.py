@@ -1,6 +1,5 @@
 """Adapters in place of models, and teachers with other weights."""
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -130,17 +129,6 @@ def test_another_vocabulary_is_refused(tmp_path, tiny_model):
         ValueError, match=r"teacher_model: '.*/nowhere' has no tokenizer .*\); check the name"
     ):
         of(tiny_model, tmp_path, teacher_model=str(tmp_path / "nowhere"))
-
-
-def test_the_card_names_a_models_folder_and_cites_grpo_and_the_methods_source(tmp_path, tiny_model):
-    of(tiny_model, tmp_path / "run").create_model_card()
-    card = (tmp_path / "run" / "README.md").read_text()
-    assert f"# Model Card for run\n\nThis model is a fine-tuned version of `{Path(tiny_model).name}`." in card
-    assert "\n- gear\n" in card.split("---")[1], "a tag"
-    assert f'model="{tmp_path / "run"}"' in card and "None" not in card
-    cited = dict(re.findall(r"Cite (.+) as:\s+```bibtex\n((?:.+\n)+?)```", card))
-    assert list(cited) == ["GRPO", "the source of `gear`", "TRL"]
-    assert "DeepSeekMath" in cited["GRPO"] and "2605.11853" in cited["the source of `gear`"]
 
 
 def test_generation_gives_a_bfloat16_head_contiguous_states(tmp_path, tiny_model):

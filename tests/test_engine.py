@@ -8,10 +8,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from engines import tiny
-from gear_rl.credit.credit_config import CreditConfig
-from gear_rl.credit.step import step
 from gear_rl.engine import token_texts
-from gear_rl.methods import Gear
 from gear_rl.signals.answers import AnswerRegion
 from gear_rl.signals.steps import StepId, token_places
 from gear_rl.signals.text_units import SentenceId
@@ -73,21 +70,3 @@ def test_sentences_answers_and_steps_are_found_where_spaces_were_lost():
     assert LLAMA.decode([ids[t] for t in (region == 1).nonzero()[:, 0]]) == "42"
     by_mark = StepId("separator", ". ").compute(batch, engine)[0]
     assert by_mark.max() == 1
-
-
-def test_records_show_the_text_of_the_completion():
-    net = tiny.model(len(LLAMA))
-    ids = LLAMA("It is 42. So é")["input_ids"]
-    prompt = LLAMA("[INST] It is")["input_ids"]
-    batch = batches.batch_of(
-        torch.tensor([ids] * 2),
-        student=batches.Prompts(
-            ids_BP=torch.tensor([prompt] * 2), attention_BP=torch.ones(2, len(prompt)).long()
-        ),
-        prompts=[[{"role": "user", "content": "It is"}]] * 2,
-        rows=[{"answer": "42"}] * 2,
-    )
-    config = CreditConfig(teacher_model_kind="live").resolved(Gear())
-    engine = PlainEngine(LLAMA, net)
-    step(batch, Gear(), engine, config)
-    assert "".join(engine.records[0].tokens) == "It is 42. So \ufffd\ufffd"

@@ -1,4 +1,4 @@
-"""The task "errands": its environment, and the truth about a rollout's tokens."""
+"""The truth about the tokens of a rollout of "errands"."""
 
 import contextlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from gear_rl.arena.codes import CODES
 from gear_rl.arena.errands import TASK
 from gear_rl.arena.errands import problem as errands
 from gear_rl.arena.errands.env import ErrandsEnv
-from gear_rl.arena.errands.problem import ITEMS, RIGHT, Call, play_calls
+from gear_rl.arena.errands.problem import RIGHT, Call, play_calls
 from gear_rl.arena.errands.truth import truth
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, EOS, answer_text, load, tokens
 
@@ -40,28 +40,6 @@ def _env(calls: Sequence[Call] = ()) -> ErrandsEnv:
     for call in calls:
         assert getattr(env, call.name)(**call.arguments) == "ok", "the answer says nothing"
     return env
-
-
-def test_the_first_call_for_a_request_counts() -> None:
-    calls = [WAIT, _wrong(1), GOLD[1], GOLD[2], GOLD[2], GOLD[0]]
-    assert _env(calls).get_reward() == pytest.approx(2 / 3)
-    # Six calls count in this tier, so the seventh comes too late.
-    assert _env([WAIT, *calls]).get_reward() == pytest.approx(1 / 3)
-    assert _env(calls).turn_rewards() == [0, 0, 0, 1, 0, 1]
-    assert _env([WAIT, *calls]).turn_rewards() == [0, 0, 0, 0, 1, 0, 0]
-
-
-def test_what_cannot_be_sent_is_refused_and_costs_nothing() -> None:
-    env = _env()
-    with pytest.raises(ValueError, match=r"^no such request$"):
-        env.send(next(item for item in ITEMS if item not in PROBLEM.items), "17")
-    for code in ("7", "<|im_end|>"):
-        with pytest.raises(ValueError, match=r"^no such code$"):
-            env.send(PROBLEM.items[0], code)
-    env.send(**GOLD[0].arguments)  # pyright: ignore[reportArgumentType]
-    assert env.turn_rewards() == [0] * 3 + [1]
-    with pytest.raises(ValueError, match="call reset first"):
-        ErrandsEnv().get_reward()
 
 
 def _tokens_of(*made: Call) -> list[int]:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,7 @@ from engines import tiny
 from gear_rl.arena.model import load
 from gear_rl.arena.task import get_task
 from gear_rl.cli.score import score_table, score_verdict
-from gear_rl.lab.marked import EXAMPLE, marked_material, read_marked
+from gear_rl.lab.marked import marked_material
 from gear_rl.lab.material import arena_material, rollouts_of
 from gear_rl.lab.scoring import (
     ENTROPY_ONSETS,
@@ -19,10 +18,9 @@ from gear_rl.lab.scoring import (
     score,
 )
 from gear_rl.runs.machine import quiet_libraries
-from gear_rl.runs.run_config import RunConfig
+from lab.test_marked import written
 from support.commands import gear, untouched
 
-GOOD = json.loads(EXAMPLE)
 LONG = " plus 2 is 3" * 120
 ROWS = [
     {"prompt": "1 plus 1", "answer": 2, "completion": "1 plus 1 is 3", "fault": {"text": " 3"}},
@@ -39,63 +37,11 @@ ROWS = [
 ]
 
 
-def written(folder: Path, *rows: Any) -> Path:
-    file = folder / "mine.jsonl"
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return file
-
-
 @pytest.fixture
 def quiet():
     with untouched(None):
         quiet_libraries()
         yield
-
-
-# --- the file ------------------------------------------------------------------------------------------------
-
-
-def read(folder: Path, *rows: Any, n: int | None = None, **settings: Any):
-    run = RunConfig(model="m", dataset="d", **settings)
-    return read_marked(written(folder, *rows), run, n)
-
-
-def test_a_line_is_read_also_from_other_columns(tmp_path):
-    marks = [{"start": 10, "end": 12}, {"text": "= 50"}]
-    [one], _ = read(tmp_path, GOOD | {"decisions": marks})
-    assert one.completion[one.start : one.end] == "= 52"
-    assert [one.completion[slice(*span)] for span in one.decisions] == ["52", "= 50"]
-    prompt = [{"role": "user", "content": "12 + 30 - 2"}]
-    assert one.row == {"prompt": prompt, "privileged_context": "12 + 30 = 42, 42 - 2 = 40"}
-    assert (one.line, one.other, one.other_from) == (1, GOOD["solution"], "solution")
-    said = [{"role": "assistant", "content": "it is 3"}]
-    sample = {"text": said, "bad": {"start": 6, "end": 7}}
-    row = {"question": "1 + 1", "sample": sample, "gold": 2, "correct": "2"}
-    columns = {"prompt": "question", "completion": "sample.text", "fault": "sample.bad", "answer": "gold"}
-    [one], _ = read(tmp_path, row, columns=columns, chat=False)
-    assert (one.completion, one.start, one.end, one.row["prompt"]) == ("it is 3", 6, 7, "1 + 1")
-    assert (one.other, one.other_from, one.row["privileged_context"]) == ("2", "correct", "2")
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"fault": {"start": 2, "end": 2}}, 'fault: {"start": 2, "end": 2} marks nothing of 25 characters'),
-        ({"fault": {"text": "aa"}, "completion": "aaa"}, "fault: 'aa' stands 2 times"),
-        ({"decisions": [{"text": "77"}]}, "decisions: '77' stands 0 times"),
-        ({"solution": " "}, "no privileged context for the teacher; fill one of privileged_context"),
-        ({"completion": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "tool calls"),
-    ],
-)
-def test_a_line_of_no_use_is_set_aside_and_the_others_stay(tmp_path, change, reason):
-    marked, aside = read(tmp_path, GOOD, "", GOOD | change, GOOD, "no JSON is read any more", n=2)
-    assert [one.line for one in marked] == [1, 4]
-    [(line, why)] = aside
-    assert line == 3 and reason in why
-
-
-# --- the numbers ---------------------------------------------------------------------------------------------
 
 
 def planted(chosen, tokenizer):
