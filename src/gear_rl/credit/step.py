@@ -174,10 +174,9 @@ def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: floa
     sums, largest = metric_sums(
         result.credit, result.signals, batch.advantage_B, result.scored_B, result.fallback_B
     )
-    totals = engine.gather(torch.stack(list(sums.values()))[None]).sum(0)
-    largest_weight = float(engine.gather(largest[None]).max())
-    totals = dict(zip(sums, float_list(totals), strict=True))
-    metrics = step_metrics(totals, largest_weight, seconds)
+    gathered = engine.gather(torch.stack([*sums.values(), largest])[None])
+    totals = dict(zip(sums, float_list(gathered[:, :-1].sum(0)), strict=True))
+    metrics = step_metrics(totals, float(gathered[:, -1].max()), seconds)
     if metrics["gear/fallback/non_finite"]:
         logger.warning(
             "step %d: %d completions had a NaN or Inf in a signal and kept their GRPO advantage",

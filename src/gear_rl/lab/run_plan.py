@@ -7,10 +7,11 @@ and judged on the run's held-out rows by the run's own reward.
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import file_digest, sha256
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from gear_rl.credit.credit_config import METHOD_SETTINGS
 from gear_rl.errors import InputError
@@ -96,25 +97,12 @@ def plan_of_run(
     run["right"] = usual.get("success_reward", METHOD_SETTINGS["success_reward"])
     for name, credit in named.items():
         check_run(run_config(run, credit, engine[name]), train, where=name)
-    read = sha256(code_of(run))  # a comparison whose code, rows or weights have changed is another one
-    for row in chain(train, rows):
-        read.update(json.dumps(row, sort_keys=True, default=str).encode())
     teachers = {settings.get("teacher_model", config.model) for settings in (given, *engine.values())}
-    for model in sorted({config.model, *filter(None, teachers)}):
-        for file in sorted(Path(model).rglob("*")):  # none of a model on the hub
-            if file.is_file():
-                with file.open("rb") as content:
-                    read.update(file_digest(content, "sha256").digest())
+    run["inputs_sha256"] = _digest_of_inputs(
+        code_of(run), chain(train, rows), {config.model, *filter(None, teachers)}, perplexity
+    )
     if perplexity is not None:
-        if not perplexity.is_file():
-            raise InputError(
-                f"--perplexity: {perplexity} is no file; give a text whose perplexity is to be followed"
-            )
-        if not any(len(part.split()) > 1 for part in perplexity.read_text(encoding="utf-8").split("\n\n")):
-            raise InputError(f"--perplexity: {perplexity} has no paragraph of two words; give a longer text")
         run["perplexity"] = str(perplexity)
-        read.update(perplexity.read_bytes())
-    run["inputs_sha256"] = read.hexdigest()
     return Plan(
         methods=named,
         engine=engine,
@@ -133,6 +121,29 @@ def plan_of_run(
         samples=samples,
         run=run,
     )
+
+
+def _digest_of_inputs(
+    code: bytes, rows: Iterable[Mapping[str, Any]], models: Iterable[str], perplexity: Path | None
+) -> str:
+    """A comparison whose code, rows or weights have changed is another one."""
+    read = sha256(code)
+    for row in rows:
+        read.update(json.dumps(row, sort_keys=True, default=str).encode())
+    for model in sorted(models):
+        for file in sorted(Path(model).rglob("*")):  # none of a model on the hub
+            if file.is_file():
+                with file.open("rb") as content:
+                    read.update(file_digest(content, "sha256").digest())
+    if perplexity is not None:
+        if not perplexity.is_file():
+            raise InputError(
+                f"--perplexity: {perplexity} is no file; give a text whose perplexity is to be followed"
+            )
+        if not any(len(part.split()) > 1 for part in perplexity.read_text(encoding="utf-8").split("\n\n")):
+            raise InputError(f"--perplexity: {perplexity} has no paragraph of two words; give a longer text")
+        read.update(perplexity.read_bytes())
+    return read.hexdigest()
 
 
 def _check_branching(config: RunConfig) -> None:
