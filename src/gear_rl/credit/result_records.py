@@ -1,14 +1,11 @@
 """From the result of a credit step to the records of the viewer. Knows no trainer."""
 
-from typing import Any, cast
-
-from torch import Tensor
-
 from gear_rl.credit.metrics import weights
 from gear_rl.credit.plan import FALLBACKS, CreditPlan, CreditResult
 from gear_rl.engine import Tokenizer, token_texts
 from gear_rl.records import Record
 from gear_rl.rollouts import Prompts
+from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import is_per_row
 
@@ -38,15 +35,15 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
                 method=plan.method.name,
                 prompt=_text(batch.student, b, tokenizer),
                 tokens=tokens,
-                ids=_values(own),
-                mask=[int(trained) for trained in _values(signals.mask[b][kept])],
-                turn=_values(turn_id[b][kept]),
-                segment=_values(credit.segment_id[b][kept]),
+                ids=int_list(own),
+                mask=[int(trained) for trained in int_list(signals.mask[b][kept])],
+                turn=int_list(turn_id[b][kept]),
+                segment=int_list(credit.segment_id[b][kept]),
                 reward=batch.rewards[b],
                 advantage=float(batch.advantage_B[b]),
-                credit=_values(credit.advantage[b][kept]),
-                weight=_values(weight[b][kept]),
-                signals={name: _values(x[b][kept]) for name, x in shown.items() if result.scored_B[b]},
+                credit=float_list(credit.advantage[b][kept]),
+                weight=float_list(weight[b][kept]),
+                signals={name: float_list(x[b][kept]) for name, x in shown.items() if result.scored_B[b]},
                 fallback=next((name for name in FALLBACKS if result.fallback_B[name][b]), None),
                 context=plan.teacher.sources[b],
                 teacher_prompt=_text(plan.teacher.prompts[0], b, tokenizer) if has_teacher else None,
@@ -58,8 +55,4 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
 
 
 def _text(prompts: Prompts, b: int, tokenizer: Tokenizer) -> str:
-    return tokenizer.decode(_values(prompts.ids_BP[b][prompts.attention_BP[b].bool()]))
-
-
-def _values(x: Tensor) -> list[Any]:
-    return cast(list[Any], x.tolist())  # pyright: ignore[reportUnknownMemberType]
+    return tokenizer.decode(int_list(prompts.ids_BP[b][prompts.attention_BP[b].bool()]))

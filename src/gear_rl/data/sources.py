@@ -215,7 +215,7 @@ def _generated_rows(name: str, train: bool, limit: int | None) -> Any:
 
 @lru_cache(maxsize=4)
 def _arena_rows(task: Task, tier: str, num: int, train: bool) -> list[dict[str, Any]]:
-    """Cached: `gear score` makes a trainer per method, and making problems takes longer than its replay."""
+    """Cached: `gear compare` makes a trainer for every run."""
     if tier not in task.budgets:
         raise InputError(
             f"dataset: the arena's {task.name} has no tier {tier!r}; {did_you_mean(tier, task.budgets)}"

@@ -3,7 +3,6 @@
 The arena's, with a planted fault, are made here; a user's in `gear_rl.lab.marked`. Makes no trainer.
 """
 
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, TEMPLATE, Case, Task
 from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.data.rewards.catalogue import load_reward
-from gear_rl.environments import RESERVED_METHODS
+from gear_rl.engines.tools import tool_functions
 from gear_rl.errors import InputError
 from gear_rl.rollouts import RolloutBatch
 from gear_rl.runs.arena import rewards_for, task_of
@@ -75,7 +74,8 @@ def arena_material(task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 
     model, tokenizer = load(task=of.name)
     template = dict(CHAT_TEMPLATE_KWARGS)
     if of.environment is not None:
-        template["tools"] = _tools(of.environment())
+        environment = of.environment()
+        template["tools"] = [getattr(environment, name) for name in tool_functions(type(environment))]
     size = of.budgets[tier].rollouts_per_step
 
     def pairs(reference: Any) -> list[Pair]:
@@ -96,16 +96,6 @@ def arena_material(task: str = DEFAULT_TASK, tier: str = DEFAULT_TIER, n: int = 
             "n": n,
         },
     )
-
-
-def _tools(environment: Any) -> list[Any]:
-    """The methods that a model may call, as TRL finds them."""
-    names = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
-    return [
-        getattr(environment, name)
-        for name in names
-        if not name.startswith("_") and name not in RESERVED_METHODS
-    ]
 
 
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)

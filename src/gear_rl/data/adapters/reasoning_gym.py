@@ -139,7 +139,7 @@ def generator(name: str, size: int, seed: int, **settings: Any) -> Any:
 
 def handler() -> Callable[[Any], dict[str, Any]]:
     """In a child: answers ``{"generator", "settings", "entry", "text"}`` with the generator's own score."""
-    import reasoning_gym  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before the first limit begins
+    import reasoning_gym  # noqa: F401  # before the first limit begins
 
     @lru_cache(maxsize=64)
     def cached_generator(name: str, settings: str) -> Any:

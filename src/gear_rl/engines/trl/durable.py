@@ -38,7 +38,7 @@ class DurableTrainer(Evaluating):
 
     args: GEARConfig
     _tag_names = ["trl", "gear"]  # noqa: RUF012
-    num_generations: int  # pyright: ignore[reportIncompatibleVariableOverride]
+    num_generations: int
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class DurableTrainer(Evaluating):
         self._sampler = super()._get_train_sampler(dataset)
         return self._sampler
 
-    def _init_training_state(self, max_steps: int, *more: Any, **named: Any) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _init_training_state(self, max_steps: int, *more: Any, **named: Any) -> tuple[int, int]:
         epochs, steps = super()._init_training_state(max_steps, *more, **named)
         skip_epochs(self._sampler, epochs)
         if self.state.global_step >= max_steps:

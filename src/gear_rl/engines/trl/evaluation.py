@@ -83,10 +83,10 @@ class Evaluating(GRPOTrainer):
     """``GRPOTrainer`` that measures how many problems it solves."""
 
     rollouts: Rollouts
-    model: Any  # pyright: ignore[reportIncompatibleVariableOverride]
-    args: Any  # pyright: ignore[reportIncompatibleVariableOverride]
+    model: Any
+    args: Any
 
-    def evaluation_loop(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def evaluation_loop(
         self, dataloader: Any, *more: Any, metric_key_prefix: str = "eval", **named: Any
     ) -> Any:
         """TRL's evaluation, and pass@1 and pass@k (k = ``num_generations_eval``) with 95 % intervals.
