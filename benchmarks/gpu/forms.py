@@ -116,7 +116,7 @@ def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Se
         dataset=str(given.runs / "train.jsonl"),
         eval_dataset=str(given.runs / "test.jsonl"),
         reward="benchmarks.gpu.decoding:reward" if cuda else "benchmarks.forms:reward",
-        lora={"r": 32, "lora_alpha": 64, "target_modules": ["q_proj", "v_proj"]},
+        lora={"r": 32, "lora_alpha": 64, "target_modules": "all-linear"},
         trainer={
             "gradient_checkpointing": False,
             "bf16": False,
