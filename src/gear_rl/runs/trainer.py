@@ -20,7 +20,7 @@ from gear_rl.method_builder import build_method
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import machine_defaults, use_few_threads
 from gear_rl.runs.models import resolve_model
-from gear_rl.runs.resolved import OUTPUT_DIR, RECORDS, run_folder, write_run
+from gear_rl.runs.resolved import OUTPUT_DIR, run_folder, write_run
 from gear_rl.user_objects import import_object
 
 
@@ -153,7 +153,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """The fields of ``GEARConfig``; the progress bar is off, since the command has its own."""
     adapter = config.lora is not None or is_adapter(resolve_model(config.model))
     machine = machine_defaults(pretrained=not is_arena(config.model), full=not adapter)
-    defaults = {"output_dir": OUTPUT_DIR, "record_file": RECORDS, "logging_steps": 1, "report_to": "none"}
+    defaults = {"output_dir": OUTPUT_DIR, "logging_steps": 1, "report_to": "none"}
     defaults |= machine
     settings = defaults | config.trainer | {"disable_tqdm": True}
     if settings.get("teacher_model") is not None:
