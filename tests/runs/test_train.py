@@ -136,6 +136,8 @@ def test_a_dry_run_reads_the_rows(used):
     one_line(call("--dry-run", "--columns.solution", "task"), "columns.solution: rows.jsonl has no column 'task'")
     words = ["--credit", "gear", "--privileged_column", "hint"]
     one_line(call("--dry-run", *words), "the columns are prompt, answer, without 'hint'")
+    words = ["--columns.gold", "answer", "--reward", "support.desk:short_answer"]
+    one_line(call("--dry-run", *words), "reads the column 'answer', which columns.gold renames")
     done = call("--dry-run")
     assert done.returncode == 0 and "no reward is called" in done.stdout
 

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,14 @@ def _rewards(config: RunConfig, dataset: Any) -> list[Reward]:
         raise InputError(f"reward_weights: {len(weights)} numbers; give one for each reward, {count} in all")
     if "math" in config.reward_names:
         check_golds(dataset)
-    return [load_reward(name, config.dataset) for name in config.reward_names]
+    rewards = [load_reward(name, config.dataset) for name in config.reward_names]
+    for name, reward in zip(config.reward_names, rewards, strict=True):
+        for new, old in config.columns.items():
+            if old in signature(reward).parameters and old not in dataset.column_names:
+                raise InputError(
+                    f"reward: {name} reads the column {old!r}, which columns.{new} renames; let it read {new!r}"
+                )
+    return rewards
 
 
 def _options(config: RunConfig) -> dict[str, Any]:
