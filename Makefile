@@ -42,7 +42,8 @@ test-lm: $(VENV)/.dev ## Fetch a pretrained model of 135M weights, and run the t
 
 # What a last bit could change: kernels, signals, thresholds, placebos, tables that documents show.
 SENSITIVE ?= tests/tensor tests/methods tests/signals \
-  $(addprefix tests/lab/test_,informed.py localisation.py report.py statistics.py verdict.py)
+  tests/credit/test_contexts.py tests/credit/test_teacher_check.py tests/credit/test_teacher_prompts.py \
+  $(addprefix tests/lab/test_,findings.py localisation.py plots.py statistics.py teacher_scores.py teacher_verdict.py verdict.py)
 
 # torch.compile's cache does not know the capability: what was compiled for another does not build here.
 test-processors: test-oldest-processor ## Run the tests that numbers could fail, as on two older processors

@@ -100,7 +100,7 @@ def step(
     _check_groups(rollouts)
     from benchmarks.step import bench_step, step_cells
     from gear_rl.runs.arena import task_of
-    from gear_rl.runs.config import load_config
+    from gear_rl.runs.run_config import load_config
 
     show_log()
     result = bench_step(
@@ -207,7 +207,7 @@ def words(
 
     from benchmarks import words as experiment
     from gear_rl.lab.lineup import parse_methods, split_methods
-    from gear_rl.runs.models import resolve_model
+    from gear_rl.runs.model_wheels import resolve_model
 
     named = parse_methods(split_methods(methods))
     name = resolve_model(model)
@@ -253,7 +253,7 @@ def rates(
     from dataclasses import replace
 
     from benchmarks import rates as experiment
-    from gear_rl.lab.compare import plan_of
+    from gear_rl.lab.comparison import plan_of
     from gear_rl.lab.lineup import split_methods
 
     plan = plan_of(split_methods(methods), task=task, tier=tier, seeds=1)

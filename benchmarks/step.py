@@ -19,12 +19,12 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from benchmarks.measure import now
 from benchmarks.results import Cells
 from gear_rl.errors import InputError
-from gear_rl.lab.own import QUIET
+from gear_rl.lab.run_plan import QUIET
 from gear_rl.method_builder import build_method
 from gear_rl.runs.arena import arena_config, rewards_for
-from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
-from gear_rl.runs.trainer import make_trainer
+from gear_rl.runs.run_config import RunConfig
+from gear_rl.runs.trl_run import make_trainer
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.traits import engine_settings_of
 from gear_rl.versions import versions

@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gear_rl.credit.config import CreditConfig
     from gear_rl.credit.contexts import Rollout
+    from gear_rl.credit.credit_config import CreditConfig
     from gear_rl.credit.own_loop import LocalEngine, token_advantages
     from gear_rl.engines.trl import GEARConfig, GEARTrainer
     from gear_rl.methods import METHODS, Gear, RandomOnsets, Rlsd, Shuffled, Uniform
@@ -26,7 +26,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "credit.contexts": ("Rollout",),
-    "credit.config": ("CreditConfig",),
+    "credit.credit_config": ("CreditConfig",),
     "credit.own_loop": ("LocalEngine", "token_advantages"),
     "engines.trl": ("GEARConfig", "GEARTrainer"),
     "methods": ("METHODS", "Gear", "RandomOnsets", "Rlsd", "Shuffled", "Uniform"),

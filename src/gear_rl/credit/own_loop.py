@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gear_rl.credit.config import CreditConfig, check_teacher
+from gear_rl.credit.credit_config import CreditConfig, check_teacher
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.prompts import naming_refused
 from gear_rl.credit.step import step

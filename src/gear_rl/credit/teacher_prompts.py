@@ -13,8 +13,8 @@ from typing import Any, cast
 from jaxtyping import Bool
 from torch import Tensor
 
-from gear_rl.credit.config import DEFAULT_TEMPLATE, CreditConfig
 from gear_rl.credit.contexts import PrivilegedFunction, Prompt, contexts_of, sources_of
+from gear_rl.credit.credit_config import DEFAULT_TEMPLATE, CreditConfig
 from gear_rl.credit.prompts import check_untemplated
 from gear_rl.engine import Engine, plain_ids
 from gear_rl.rollouts import Prompts, RolloutBatch, left_padded

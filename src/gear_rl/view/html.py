@@ -18,7 +18,7 @@ import jinja2
 
 from gear_rl.files import replace_file
 from gear_rl.records import Record, read_records
-from gear_rl.view.groups import finite_values, group_note, is_weight_on_mistake, judge_groups, share_note
+from gear_rl.view.group_notes import finite_values, group_note, is_weight_on_mistake, judge_groups, share_note
 from gear_rl.view.terminal import (
     BLUE,
     ORANGE,
@@ -32,7 +32,7 @@ from gear_rl.view.terminal import (
     visible_lines,
     visible_text,
 )
-from gear_rl.view.turns import has_turns, join_answers, last_user_text
+from gear_rl.view.turn_layout import has_turns, join_answers, last_user_text
 
 _SCRIPTS = ("data.js", "text.js", "strips.js", "list.js", "app.js")
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from gear_rl.files import replace_file
 from gear_rl.records import Record
 from gear_rl.view.terminal import TOKEN, credit_text, rollout_panel
-from gear_rl.view.turns import by_turn
+from gear_rl.view.turn_layout import by_turn
 
 COLUMNS = 90
 """Characters on a line."""

@@ -9,14 +9,14 @@ from typing import Any, Literal, cast
 import trl
 from trl import GRPOConfig  # pyright: ignore[reportPrivateImportUsage]
 
-from gear_rl.credit.config import (
+from gear_rl.credit.contexts import PrivilegedFunction, privileged_context, sources_of
+from gear_rl.credit.credit_config import (
     CONTRASTS,
     NO_CONTRAST,
     PRIVILEGED_COLUMNS,
     check_sources,
     check_teacher,
 )
-from gear_rl.credit.contexts import PrivilegedFunction, privileged_context, sources_of
 from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.trl.release import check_trl
 from gear_rl.environments import has_privileged_context

@@ -1,6 +1,6 @@
 """TRL's trainer as an ``Engine`` of the credit step: its passes, and the weights that they are run with."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -94,6 +94,7 @@ class TRLEngine:
         self.max_positions = max_positions(unwrap_model(trainer.model).config)
         self.rank = int(trainer.accelerator.process_index)
         self.world_size = int(trainer.accelerator.num_processes)
+        self.record_sink = self._publish if trainer.record_subscribers else None
         self.state = cast(dict[str, Any], trainer.run_state.setdefault("method", {}))
 
     def render(
@@ -141,10 +142,6 @@ class TRLEngine:
         for name, value in metrics.items():
             self.trainer._metrics["train"][name].append(value)
         self.trainer.segment_check(self.trainer.credit, metrics, self.rank)
-
-    @property
-    def record_sink(self) -> Callable[[list[Record]], object] | None:
-        return self._publish if self.trainer.record_subscribers else None
 
     def _publish(self, records: list[Record]) -> None:
         for subscriber in self.trainer.record_subscribers:

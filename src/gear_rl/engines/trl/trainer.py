@@ -14,12 +14,12 @@ from typing import Any, cast
 from datasets import Dataset
 from torch import Tensor
 
-from gear_rl.credit.config import PRIVILEGED_COLUMNS
 from gear_rl.credit.contexts import PrivilegedFunction
-from gear_rl.credit.informed import TeacherCheck
+from gear_rl.credit.credit_config import PRIVILEGED_COLUMNS
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.prompts import check_untemplated, naming_refused
 from gear_rl.credit.step import for_loss, step
+from gear_rl.credit.teacher_check import TeacherCheck
 from gear_rl.engines.trl.card import complete_card
 from gear_rl.engines.trl.config import GEARConfig, check_setup, checked_arguments
 from gear_rl.engines.trl.durable import DurableTrainer
