@@ -31,3 +31,14 @@ def reused_engines():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(vllm_generation, "LLM", cache(vllm_generation.LLM))
         yield
+
+
+@pytest.fixture(scope="session")
+def chain_server(tmp_path_factory: pytest.TempPathFactory):
+    """A server of the chain's model."""
+    from trl_vllm import runs
+    from trl_vllm.server import serving
+
+    folder = tmp_path_factory.mktemp("served")
+    with serving(runs.save_model(folder / "model", "chain"), folder / "log.txt") as server:
+        yield server
