@@ -8,18 +8,12 @@ from unittest.mock import patch
 import torch
 
 import gear_rl.engines.trl.trainer as engine
+from benchmarks.vllm_rollouts import SETTINGS
 from gear_rl.arena.model import load
 from gear_rl.environments import PRIVILEGED_CONTEXT, value_of
 from gear_rl.runs.arena import arena_config
 from gear_rl.runs.trainer import make_trainer
 from gear_rl.signals.passes import ModelPasses
-
-VLLM = {
-    "use_vllm": True,
-    "vllm_mode": "colocate",
-    "vllm_gpu_memory_utilization": 0.2,
-    "vllm_max_model_length": 640,
-}
 
 
 @dataclass
@@ -66,7 +60,7 @@ def train(
         steps=steps,
         output_dir=str(folder),
         rollouts_per_step=32,
-        **VLLM | settings,
+        **SETTINGS | settings,
     )
     config.lora = lora
     trainer, seen = make_trainer(config), Seen()

@@ -1,4 +1,4 @@
-"""vLLM in a process of its own. TRL sends weights over NCCL, which a CPU has not: what it would send is tested."""
+"""vLLM as a server. TRL sends weights over NCCL, which a CPU has not: what it would send is tested."""
 
 import pytest
 import torch
