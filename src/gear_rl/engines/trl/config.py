@@ -53,6 +53,11 @@ class GEARConfig(EngineConfig, GRPOConfig):
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "teacher_chat_template_kwargs"]  # noqa: RUF012
 
+    chat_template_path: str | None = setting_field(
+        None,
+        "The chat template in place of the tokenizer's: a file, a folder with one, or the name of one of TRL's. "
+        "For rollouts with tools by a model whose own template shows none, such as qwen3_instruct_2507.",
+    )
     eval_greedy: bool = setting_field(True, "Solve each evaluation problem once more without sampling.")
     teacher_check_steps: Whole = setting_field(
         5,
