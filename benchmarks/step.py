@@ -114,6 +114,16 @@ def bench_step(
     }
 
 
+def letters_reward(completions: list[Any], **columns: Any) -> list[float]:
+    """The number of different letters: no two completions are equal, so that all are scored, the dearest case.
+
+    >>> letters_reward(["abba", "abc"])
+    [2.0, 3.0]
+    """
+    texts = [own if isinstance(own, str) else own[-1]["content"] for own in completions]
+    return [float(len({*text.lower()} - {" "})) for text in texts]
+
+
 def step_cells(result: Mapping[str, Any]) -> Cells:
     """The shares of both steps as a table."""
     name = result["method"]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -42,7 +43,7 @@ def one_engine() -> Iterator[None]:
     this is its own switch against it.
     """
     os.environ.update(ENVIRONMENT)
-    from trl.generation import vllm_generation
+    vllm_generation: Any = import_module("trl.generation.vllm_generation")
     from vllm.model_executor.layers.linear import LinearBase  # pyright: ignore[reportMissingImports]
 
     LinearBase._cpu_skip_gemm_dispatch = True

@@ -104,11 +104,10 @@ def teacher_prompts(
         return tuple(int_list(student.ids_BP[b][student.attention_BP[b].bool()]))
 
     if config.teacher_prompt == "splice":
-        hints = [fill(template, privileged_context=text) if text else "" for text in contexts]
+        texts = [fill(template, privileged_context=text) if text else "" for text in contexts]
+        hints = [plain_ids(engine.tokenizer, text) for text in texts]
         begin = getattr(engine.tokenizer, "bos_token_id", None)
-        prompts = [
-            splice_hint(plain_ids(engine.tokenizer, hint), own_ids(b), begin) for b, hint in enumerate(hints)
-        ]
+        prompts = [splice_hint(hint, own_ids(b), begin) for b, hint in enumerate(hints)]
     else:
         shown = [
             render(prompt, text, template, config.teacher_context_message or "first") if text else prompt
@@ -132,7 +131,7 @@ def teacher_prompts(
 
 
 def splice_hint(hint: Sequence[int], prompt: Sequence[int], begin: int | None) -> tuple[int, ...]:
-    """The hint's ids before the prompt's, but behind the token that begins every text of the model (Llama, Gemma).
+    """The hint's ids before the prompt's, but behind the token that begins every text (Llama, Gemma).
 
     >>> splice_hint([7, 8], [1, 5], begin=1), splice_hint([7, 8], [5], begin=1)
     ((1, 7, 8, 5), (7, 8, 5))

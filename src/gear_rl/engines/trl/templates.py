@@ -79,8 +79,8 @@ def _check_tools(processing: Any) -> None:
             add_response_schema(processing)
         except ValueError:
             raise ValueError(
-                f"chat_template_path: TRL cannot read tool calls in the form of the model's chat template; {fix}, "
-                "or set tokenizer.response_template"
+                "chat_template_path: TRL cannot read tool calls in the form of the model's chat template; "
+                f"{fix}, or set tokenizer.response_template"
             ) from None
 
 
@@ -126,8 +126,8 @@ def warn_of_dropped_thinking(
     )
     if thinks and "user" in dropped:
         logger.warning(
-            "prompt: the chat template leaves out the thinking of earlier turns (<think>), so neither the student "
-            "nor the teacher reads that of the prompts' assistant messages"
+            "prompt: the chat template leaves out the thinking of earlier turns (<think>), so neither the "
+            "student nor the teacher reads that of the prompts' assistant messages"
         )
     if has_tools and "tool" in dropped:
         logger.warning(
