@@ -1,5 +1,6 @@
 """Trainings on the arena with rollouts by vLLM, and what was seen of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ def train(
     lora: dict[str, Any] | None = None,
     resume: str | None = None,
     steps: int = 2,
+    callbacks: Sequence[Any] = (),
     **settings: Any,
 ) -> Seen:
     """The command's own trainer after its training."""
@@ -90,6 +92,8 @@ def train(
         return logps(*given, **more)
 
     trainer._get_per_token_logps_and_entropies = watched_logps
+    for callback in callbacks:
+        trainer.add_callback(callback)
     with patch.object(engine, "step", watched_step), patch.object(ModelPasses, "_hidden", watched_pass):
         trainer.train(resume_from_checkpoint=resume)
     return seen
