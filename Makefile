@@ -7,7 +7,7 @@ VENV_VERL ?= .venv-verl
 VERL := $(VENV_VERL)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-lm test-processors test-oldest-processor test-newest-trl faults test-verl install-verl campaign bench pages docs docs-serve release check format picture clean
+.PHONY: help install demo test test-lm test-processors test-oldest-processor test-newest-trl faults test-verl install-verl test-vllm campaign bench pages docs docs-serve release check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 18
 
@@ -83,6 +83,14 @@ install-verl: $(VENV_VERL)/.project ## Make the virtual environment with verl, v
 
 test-verl: $(VENV_VERL)/.project ## Train for real with unmodified verl on the CPU, and test what came out
 	TRL_PYTHON=$(abspath $(wildcard $(BIN)/python)) $(VERL) -m pytest tests/verl_cpu $(ARGS)
+
+# TRL in a folder beside the environment's own packages: where verl's workers find it, they die.
+$(VENV_VERL)/.trl: $(VENV_VERL)/.project constraints.txt
+	$(VERL) -m pip --disable-pip-version-check install -q --no-deps --upgrade --target $(VENV_VERL)/trl $$(grep '^trl==' constraints.txt)
+	@touch $@
+
+test-vllm: $(VENV_VERL)/.trl ## Train for real with TRL and vLLM on the CPU, in the environment of test-verl
+	OMP_NUM_THREADS=1 PYTHONPATH=$(VENV_VERL)/trl $(VERL) -m pytest tests/trl_vllm $(ARGS)
 
 campaign: $(VENV)/.dev ## Kill runs many times over: what is lost, what leaks
 	PYTHONPATH=src:.:tests OMP_NUM_THREADS=1 $(BIN)/python -m campaign --out results/campaign.json --page docs/checkpoints.md $(ARGS)

@@ -90,6 +90,9 @@ def step(
             help="In place of the arena: the file of a gear train run, with its own rollouts per step."
         ),
     ] = None,
+    vllm: Annotated[
+        bool, typer.Option(help="Sample with vLLM in this process (in the environment of make test-vllm).")
+    ] = False,
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -112,6 +115,7 @@ def step(
         repeats=repeats,
         rollouts=rollouts,
         console=error_console,
+        vllm=vllm,
     )
     result |= {"command": command_line(PROGRAM), "machine": machine()}
     deliver(result, step_cells, out, as_json)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gear_rl.credit.own_loop import LocalEngine, token_advantages
     from gear_rl.engines.trl import GEARConfig, GEARTrainer
     from gear_rl.methods import METHODS, Gear, RandomOnsets, Rlsd, Shuffled, Uniform
+    from gear_rl.model.served import ServedTeacher
     from gear_rl.model.teacher import make_teacher
     from gear_rl.tensor.advantage import group_relative_advantage
     from gear_rl.traits import Scheduled
@@ -30,6 +31,7 @@ _HOME = {
     "credit.own_loop": ("LocalEngine", "token_advantages"),
     "engines.trl": ("GEARConfig", "GEARTrainer"),
     "methods": ("METHODS", "Gear", "RandomOnsets", "Rlsd", "Shuffled", "Uniform"),
+    "model.served": ("ServedTeacher",),
     "model.teacher": ("make_teacher",),
     "tensor.advantage": ("group_relative_advantage",),
     "traits": ("Scheduled",),
@@ -49,6 +51,7 @@ __all__ = [
     "Rlsd",
     "Rollout",
     "Scheduled",
+    "ServedTeacher",
     "Shuffled",
     "TokenSignals",
     "Uniform",
