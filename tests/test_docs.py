@@ -150,15 +150,17 @@ def test_the_diff_of_the_readme_trains(tmp_path, monkeypatch):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     [block] = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)
     code = "\n".join(line[1:] for line in block.splitlines() if not line.startswith("-"))
-    rows = [{"question": f"{n} + 1 = ?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in range(4)]
-    monkeypatch.setattr(datasets, "load_dataset", lambda *names, split: datasets.Dataset.from_list(rows))
+    calls = '[{"name": "find", "arguments": {"city": "Rome"}}]'
+    rows = [{"prompt": f"Find {n}.", "calls": calls, "solution": f"<tool_call>{n}</tool_call>"} for n in range(4)]
+    loaded = datasets.Dataset.from_list(rows)
+    monkeypatch.setattr(datasets, "load_dataset", lambda kind, data_files, split: loaded)
     monkeypatch.chdir(tmp_path)
     small = (
         "max_steps=1, max_completion_length=4, use_cpu=True, bf16=False, report_to='none', save_strategy='no'"
     )
     code = code.replace('"Qwen/Qwen3-0.6B"', repr(save_tiny_model(tmp_path / "model")))
     names: dict[str, Any] = {}
-    exec(code.replace('"runs/gsm8k"', f'"runs/gsm8k", {small}'), names)
+    exec(code.replace('"runs/calls"', f'"runs/calls", {small}'), names)
     trainer = names["trainer"]
     assert trainer.state.global_step == 1 and trainer.credit == gear_rl.Gear()
     assert trainer.state.log_history[0]["gear/fallback/no_context"] == 0
