@@ -22,8 +22,7 @@ MEASURED = {
 PAGES = (
     "README.md",
     "docs/results/README.md",
-    "docs/language-model.md",
-    "docs/which-method.md",
+    "results/README.md",
     "docs/benchmarks.md",
     "docs/laboratory.md",
 )

@@ -16,7 +16,8 @@ from gear_rl.arena.task import TASKS
 from gear_rl.cli.methods import COSTS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BESIDE = ("README.md", "CONTRIBUTING.md", "results/README.md")
+PAGES = [*(ROOT / page for page in BESIDE), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 FENCED = re.compile(r"^```(\w*) *([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
