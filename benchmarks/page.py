@@ -24,7 +24,6 @@ PAGES = (
     "docs/results/README.md",
     "results/README.md",
     "docs/benchmarks.md",
-    "docs/laboratory.md",
 )
 FIGURES = ("codebook_hard_catalogue", "sums_32")
 """Comparisons whose ends are drawn."""
