@@ -1,4 +1,4 @@
-"""The page ``docs/methods.md``, docstrings of the methods and the costs that were measured, and their settings."""
+"""What pages say of the methods: docstrings, settings and the costs that were measured."""
 
 import inspect
 import re
@@ -19,15 +19,14 @@ FIRST = {
 """What stands before a method's long list."""
 
 
-def methods_page(page: str, costs: dict[str, Any]) -> str:
+def methods_page(page: str) -> str:
     """The page with the text between its marks made anew; all other text is kept.
 
-    The marks are ``<!-- made: NAME -->`` and ``<!-- end -->``, NAME a method or ``costs``. ``costs`` is the
-    result of ``python -m benchmarks methods``. ``KeyError`` for a mark that names no method.
+    The marks are ``<!-- made: NAME -->`` and ``<!-- end -->``, NAME a method. ``KeyError`` for a mark that names
+    none.
     """
     marks = re.findall(r"<!-- made: (\w+) -->", page)
-    shown = {name: METHODS[name] for name in marks if name != "costs"}
-    made = {"costs": _overview(costs, shown)} | {name: _section(cls) for name, cls in shown.items()}
+    made = {name: _section(METHODS[name]) for name in marks}
     return re.sub(
         r"<!-- made: (\w+) -->\n.*?<!-- end -->",
         lambda mark: f"<!-- made: {mark[1]} -->\n{made[mark[1]]}<!-- end -->",
@@ -52,15 +51,16 @@ def settings_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _overview(costs: dict[str, Any], methods: dict[str, Any]) -> str:
+def costs_table(costs: dict[str, Any]) -> str:
+    """What each method needs, and what its step costs by the result of ``python -m benchmarks methods``."""
     lines = ["| method | needs | step / GRPO's |", "|---|---|---|"]
-    for name, cls in methods.items():
+    for name, cls in METHODS.items():
         row = costs["methods"].get(name)
         cost = "" if row is None else f"{row['ratio']:.2f} ({row['least']:.2f}-{row['most']:.2f})"
         needs = ", ".join(f"`{signal}`" for signal in names_of(cls().needs))
         teacher = "a teacher in the loss" if distillation_of(cls()) is not None else ""
         needs = "; ".join(filter(None, (needs, teacher))) or "nothing"
-        lines.append(f"| [`{name}`](#{name}) | {needs} | {cost} |")
+        lines.append(f"| [`{name}`](../docs/methods.md#{name}) | {needs} | {cost} |")
     lines += [
         "",
         "*Step / GRPO's*: CPU seconds of a training step over those of `uniform`, median of "

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from gear_rl.cli.methods import COSTS
 from gear_rl.lab.report import read_runs
@@ -55,7 +55,7 @@ class Tasks:
     """The table of README: what helps on which task, in words that the verdicts decide."""
 
     COLUMNS = ("oracle", "gear", "random_onsets", "sft")
-    ROWS = {
+    ROWS: ClassVar[dict[str, tuple[str, ...]]] = {
         "24 look-ups, graded": ("codebook_hard", "codebook_hard_onsets", "codebook_hard_catalogue"),
         "six tool calls, graded": ("errands_ten",),
         "four look-ups, right or wrong": ("codebook_exact",),

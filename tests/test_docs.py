@@ -1,7 +1,6 @@
 """What the documents claim is run or looked up."""
 
 import importlib
-import json
 import re
 import shlex
 import tomllib
@@ -13,10 +12,9 @@ import pytest
 import gear_rl
 import gear_rl.arena.task
 from gear_rl.arena.task import TASKS
-from gear_rl.cli.methods import COSTS
 
 ROOT = Path(__file__).parents[1]
-BESIDE = ("README.md", "CONTRIBUTING.md", "results/README.md")
+BESIDE = ("README.md", "CONTRIBUTING.md", "results/README.md", "tests/equations.md")
 PAGES = [*(ROOT / page for page in BESIDE), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -118,15 +116,14 @@ def test_every_command_of_a_page_is_one_that_the_command_line_takes(page, comman
         load_config(None, [*own, *method, *context.args])
 
 
-def test_the_tables_of_the_methods_page_are_made_from_settings_and_measured_costs():
+def test_the_methods_page_is_made_from_docstrings():
     """A new method comes onto the page before a release, not with its code."""
     from benchmarks.methods_page import methods_page
 
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    costs = json.loads(COSTS.read_text(encoding="utf-8"))
     marks = re.findall(r"^<!-- made: (\w+) -->$", page, re.MULTILINE)
-    assert len(marks) > 20 and marks == ["costs", *re.findall(r"^## (\w+)$", page, re.MULTILINE)]
-    assert page == methods_page(page, costs), "run make pages"
+    assert len(marks) > 20 and marks == re.findall(r"^## (\w+)$", page, re.MULTILINE)
+    assert page == methods_page(page), "run make pages"
 
 
 def test_the_long_description_has_no_relative_link_or_picture():
@@ -152,7 +149,9 @@ def test_the_diff_of_the_readme_trains(tmp_path, monkeypatch):
     [block] = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)
     code = "\n".join(line[1:] for line in block.splitlines() if not line.startswith("-"))
     calls = '[{"name": "find", "arguments": {"city": "Rome"}}]'
-    rows = [{"prompt": f"Find {n}.", "calls": calls, "solution": f"<tool_call>{n}</tool_call>"} for n in range(4)]
+    rows = [
+        {"prompt": f"Find {n}.", "calls": calls, "solution": f"<tool_call>{n}</tool_call>"} for n in range(4)
+    ]
     loaded = datasets.Dataset.from_list(rows)
     monkeypatch.setattr(datasets, "load_dataset", lambda kind, data_files, split: loaded)
     monkeypatch.chdir(tmp_path)
@@ -168,7 +167,7 @@ def test_the_diff_of_the_readme_trains(tmp_path, monkeypatch):
 
 
 def rows_of_equations() -> list[tuple[str, str, str]]:
-    lines = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "tests" / "equations.md").read_text(encoding="utf-8").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     return [tuple(row) for row in cells if len(row) == 3][2:]
 

@@ -16,7 +16,13 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "results/README.md": "results/tables.md"}
+MOVED = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "results/README.md": "results/tables.md",
+    "tests/equations.md": "equations.md",
+}
 """Documents outside docs/ by the page that shows them."""
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".ipynb": "python"}
 FENCED = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.MULTILINE | re.DOTALL)
