@@ -284,7 +284,8 @@ element("show-help").addEventListener("click", KEYS["?"]);
 for (const sample of document.querySelectorAll("[data-strength]")) sample.style.setProperty("--s", sample.dataset.strength);
 
 setUpFilter(changed);
-const linked = /^#record=(\d+)$/.exec(location.hash);
+const linked = /^#record=(\d+)(&beside)?$/.exec(location.hash);
 if (matchMedia("(max-width: 760px)").matches) element("filter").open = false;
 refilter(linked ? Number(linked[1]) : INDEX.first);
-show();
+if (linked?.[2]) nextBeside();
+else show();
