@@ -115,7 +115,7 @@ def test_the_solution_of_the_group_stands_beside_with_its_first_difference(tmp_p
     assert (found["mistake"], found["solution"]) == (1, ["7", " 8", "!"])
     assert block(page, "r0")["mistake"] is None
     assert index(page)["first"] == 2
-    assert index(page)["note"].endswith("Opened here: its largest weight is on its first mistake.")
+    assert index(page)["note"].endswith("The page opens on one of these.")
     assert block(page, "texts")["rows"][2] == "7 9!"
 
 
@@ -123,7 +123,7 @@ def test_the_title_names_method_and_model(tmp_path):
     (tmp_path / "gear.yaml").write_text("dataset: rows.jsonl\nmodel: Qwen/Qwen3-0.6B\n")
     [title] = re.findall(r"<h1>(.*?)</h1>", page_of(tmp_path, record()))
     assert title == "gear · Qwen/Qwen3-0.6B · r.jsonl"
-    assert "where its mistake is, is not known" in index(page_of(tmp_path, record()))["note"]
+    assert "where the mistake is, is not known" in index(page_of(tmp_path, record()))["note"]
 
 
 def test_nothing_of_a_record_is_markup(tmp_path):

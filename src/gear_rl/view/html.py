@@ -114,12 +114,11 @@ def _heading(methods: Iterable[str], paths: Iterable[Path], title: str) -> str:
 
 def _reason(record: Record) -> str:
     """Why the page opens on this record."""
-    where = {
-        True: "its largest weight is on its first mistake",
-        False: "no completion has its largest weight on its first mistake, and this one has the widest spread",
-        None: "its weights have the widest spread; where its mistake is, is not known",
-    }
-    return f"Opened here: {where[is_weight_on_mistake(record)]}."
+    return {
+        True: "The page opens on one of these.",
+        False: "The page opens on one of the others.",
+        None: "The page opens on the widest spread of weights; where the mistake is, is not known.",
+    }[is_weight_on_mistake(record)]
 
 
 def _content(record: Record, shown: Record, position: list[int], boxes: list[Run]) -> dict[str, Any]:
