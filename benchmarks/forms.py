@@ -1,8 +1,8 @@
 """``benchmarks forms``: many short look-ups in one prompt, one reward for all: a task for a pretrained model.
 
 A prompt asks for ``FIELDS`` fields of seven families, and the reward is the share that is right. As the truth of
-every field is known, perfect credit needs no branching: ``FieldTruth`` is the exact reference. The items that a
-model is warmed up with, trained on and judged by differ, but in families with few of them.
+every field is known, perfect credit needs no branching: ``FieldTruth`` is the exact reference. A model is warmed
+up with other items than those of training; held-out prompts ask the items of training in other company.
 """
 
 import json
@@ -25,8 +25,11 @@ from gear_rl.types import Credit, TokenSignals
 
 FIELDS = 24
 """Of a prompt."""
-PARTS = {"warm": (0.0, 0.3), "train": (0.3, 0.75), "test": (0.75, 1.0)}
-"""The share of a family's shuffled items that each part draws from."""
+PARTS = {"warm": (0.0, 0.4), "train": (0.4, 1.0), "test": (0.4, 1.0)}
+"""The share of a family's shuffled items that each part draws from.
+
+Held-out prompts ask the items of training anew: a fact that was never rewarded cannot be learnt from rewards.
+"""
 FALSE_SHARE = 0.25
 """Share of the fields that are false in the column ``quarter_false``."""
 _ONES = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
@@ -114,9 +117,9 @@ def rows(part: str, num: int, filler: int = 0) -> list[dict[str, Any]]:
 
     >>> [row] = rows("train", 1)
     >>> row["prompt"].splitlines()[:3]
-    ['Fill in the form.', 'past break', 'past teach']
+    ['Fill in the form.', 'past hold', 'past grow']
     >>> row["solution"].splitlines()[:2], row["answer"].splitlines()[:2]
-    (['break: broke', 'teach: taught'], ['broke', 'taught'])
+    (['hold: held', 'grow: grew'], ['held', 'grew'])
     """
     begin, end = PARTS[part]
     items: dict[str, list[tuple[str, str]]] = {}

@@ -15,6 +15,8 @@ from gear_rl.files import replace_file
 
 logger = logging.getLogger(__name__)
 
+RECORDS = "records.jsonl"
+"""The usual name of a run's record file, in the run's folder."""
 FORMAT = 1
 """Version of the record format; a reader refuses a newer one."""
 

@@ -1,11 +1,14 @@
 """A configuration arrives typed, and the error of a misspelt key or a wrong value names it."""
 
+import subprocess
+import sys
+
 import pytest
 
 from gear_rl import Gear, RandomOnsets, Shuffled
 from gear_rl.errors import InputError
 from gear_rl.method_builder import build_method
-from gear_rl.runs.config import load_config
+from gear_rl.runs.config import load_config, load_outline, trainer_settings
 from gear_rl.yaml_values import parse_word
 
 BASE = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
@@ -145,3 +148,33 @@ def test_the_flags_of_trls_scripts_are_known():
         "bf16": True,
         "max_steps": 2,
     }
+
+
+def test_the_outline_knows_every_setting_of_the_trainer():
+    words = [word for name in trainer_settings() for word in (f"--{name}", "0")]
+    assert load_outline(None, [*BASE, *words]).trainer.keys() == trainer_settings().keys()
+    with pytest.raises(InputError, match="max_step: no such setting; did you mean max_steps"):
+        load_outline(None, [*BASE, "--max_step", "7"])
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ("--max_step 7", "max_step: no such setting"),
+        ("--credit geer", "credit: no method 'geer'"),
+        ("--model smolm2", "model: no model 'smolm2'"),
+        ("--dataset none.jsonl", "dataset: none.jsonl does not exist"),
+        ("--output_dir .", "output_dir: . holds a run already"),
+    ],
+)
+def test_what_is_misnamed_is_refused_before_heavy_imports(words, fault, tmp_path):
+    """In a new process: TRL and transformers are imported by other tests."""
+    (tmp_path / "trainer_state.json").write_text("{}")
+    code = (
+        "import sys\nfrom gear_rl.cli.app import app\n"
+        f"try: app({['train', *BASE, *words.split()]!r})\n"
+        "finally: print(*({'transformers', 'trl.trainer', 'datasets'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (2, ""), done.stderr
+    assert fault in done.stderr

@@ -131,6 +131,15 @@ def test_a_tracker_that_is_not_installed_names_what_installs_it(used, words):
     one_line(done, "report_to: no tracker 'not_installed' is installed; pip install 'gear-rl[trackers]'")
 
 
+def test_a_dry_run_reads_the_rows(used):
+    _, call = used
+    one_line(call("--dry-run", "--columns.solution", "task"), "columns.solution: rows.jsonl has no column 'task'")
+    words = ["--credit", "gear", "--privileged_column", "hint"]
+    one_line(call("--dry-run", *words), "the columns are prompt, answer, without 'hint'")
+    done = call("--dry-run")
+    assert done.returncode == 0 and "no reward is called" in done.stdout
+
+
 def test_a_step_that_is_not_finite_is_one_line(used, monkeypatch):
     folder, call = used
     own = GEARTrainer._compute_loss

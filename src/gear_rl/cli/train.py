@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="YAML file of the run.")] = None,
-    dry_run: Annotated[bool, typer.Option(help="Check the configuration, print it, and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="Check the configuration and rows, print it, and stop.")
+    ] = False,
     smoke: Annotated[bool, typer.Option(help="Two steps with a tiny model, on any CPU.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
 ) -> None:
@@ -41,17 +43,24 @@ def train(
     gear train --model arena --dataset arena --reward arena --max_steps 20
     """
     from gear_rl.method_builder import build_method
-    from gear_rl.runs.config import load_config
+    from gear_rl.runs.config import load_config, load_outline
+    from gear_rl.runs.trainer import check_folder, check_names
 
+    outline = load_outline(config, context.args)
+    check_names(outline)
+    if not (dry_run or smoke):
+        check_folder(outline, config, overwrite)
     chosen = load_config(config, context.args)
     if dry_run:
         import yaml
 
-        from gear_rl.runs.trainer import check_trackers
+        from gear_rl.runs.trainer import check_run, check_trackers, load_data
 
         check_trackers(chosen)
+        check_run(chosen, load_data(chosen)[0])
         typer.echo(yaml.safe_dump(chosen.model_dump() | chosen.trainer, sort_keys=False), nl=False)
         typer.echo(f"# credit: {build_method(chosen.credit)!r}")
+        typer.echo("# read: the rows; not done: the model is not loaded, no reward is called (--smoke does)")
         return
     if smoke:
         from gear_rl.cli.progress import ProgressLine

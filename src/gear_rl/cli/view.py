@@ -21,7 +21,7 @@ def view(
 ) -> None:
     """Show the credit of recorded completions: terminal, picture or page."""
     from gear_rl.lab.cells import RUNS
-    from gear_rl.records import read_records
+    from gear_rl.records import RECORDS, read_records
     from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
     from gear_rl.view.html import save_html
     from gear_rl.view.picture import save_picture
@@ -30,10 +30,10 @@ def view(
     for file in files:
         if (file / RUNS).exists():
             raise InputError(f"{file} is a comparison, which keeps no completions; open {file}/report.html")
-    files = [file / "records.jsonl" if file.is_dir() else file for file in files]
+    files = [file / RECORDS if file.is_dir() else file for file in files]
     for file in files:
         if not file.exists():
-            raise InputError(f"{file} does not exist; `gear demo` writes runs/demo/records.jsonl")
+            raise InputError(f"{file} does not exist; a run writes it unless record_file says otherwise")
     if len(files) > 1 and html is None:
         raise InputError(f"{len(files)} files: only a page shows several; add --html FILE")
     try:

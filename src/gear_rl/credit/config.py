@@ -11,6 +11,7 @@ from inspect import get_annotations
 from typing import Any, Literal, TypeVar
 
 from gear_rl.model.teacher import TeacherKind
+from gear_rl.records import RECORDS
 from gear_rl.settings import Count, Positive, Share, Whole, check_settings, setting_field
 from gear_rl.signals.answers import check_pattern
 from gear_rl.traits import engine_settings_of
@@ -138,7 +139,7 @@ class CreditConfig:
         "Completions per forward of the credit pass; None for per_device_train_batch_size.",
     )
     record_file: str | None = setting_field(
-        None,
+        RECORDS,
         "Where to write one JSON line per completion with its credit, relative to the run's folder "
         "(`output_dir`; verl's trainer.default_local_dir). A file outside of it must be new: nothing there is "
         "replaced. None for nowhere.",

@@ -166,11 +166,16 @@ def _text_files(paths: list[Path]) -> Any:
     return make_dataset({name: [row.get(name) for row in rows] for name in names}, str(paths[0]))
 
 
+def check_exists(name: str) -> None:
+    """Raise ``InputError`` for a file that is not there; reads nothing."""
+    if not is_generated(name) and _is_file(name) and not Path(name).exists():
+        raise InputError(f"dataset: {name} does not exist")
+
+
 def _file(path: Path) -> Any:
     import datasets
 
-    if not path.exists():
-        raise InputError(f"dataset: {path} does not exist")
+    check_exists(str(path))
     if _kind(path) not in FILE_KINDS:
         raise InputError(f"dataset: {path} is none of {', '.join(FILE_KINDS)}; convert it, or give a folder")
     if _kind(path) in _TEXT_KINDS:

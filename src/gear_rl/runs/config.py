@@ -6,16 +6,21 @@ settings of TRL and transformers. The method's settings are under ``credit``.
 
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
+import ast
 import dataclasses
 import typing
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gear_rl import engines
 from gear_rl.arena.task import dataset_task, get_task
+from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.method_builder import put_setting
 from gear_rl.runs.trl_names import NAMES, with_our_names
@@ -135,6 +140,40 @@ def load_config(
         return RunConfig(**own, trainer=trainer)
     except ValidationError as error:
         raise InputError(fault_in(error, hints, own)) from None
+
+
+def load_outline(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """The run as far as it can be checked without TRL, whose import takes seconds: names, and our own settings.
+
+    An unknown name is refused if it looks like a known one; ``load_config`` judges the others.
+    """
+    names = _trainer_names()
+    run = load_config(path, overrides, types=dict.fromkeys(names, Any))
+    known = [*RunConfig.model_fields, *names, *NAMES, "use_peft"]
+    for name in run.trainer:
+        if names and name not in known and get_close_matches(name, known, cutoff=0.8):
+            raise InputError(f"{name}: no such setting; {did_you_mean(name, known)}")
+    return run
+
+
+def _trainer_names() -> list[str]:
+    """The fields of ``GEARConfig`` as the sources of its classes say; none where one is not found."""
+    files = [Path(engines.__file__).parent / "trl" / "config.py"]
+    for module in ("trl.trainer.grpo_config", "trl.trainer.base_config", "transformers.training_args"):
+        package, *path = module.split(".")
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            return []
+        files.append(Path(spec.origin).parent.joinpath(*path).with_suffix(".py"))
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    for file in files:
+        if not file.is_file():
+            return []
+        for node in ast.parse(file.read_bytes()).body:
+            fields = node.body if isinstance(node, ast.ClassDef) else []
+            targets = [field.target for field in fields if isinstance(field, ast.AnnAssign)]
+            names += [target.id for target in targets if isinstance(target, ast.Name)]
+    return names
 
 
 def put_word(values: dict[str, Any], key: str, value: Any) -> None:

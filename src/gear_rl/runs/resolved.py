@@ -13,12 +13,13 @@ from gear_rl.engines.folder import RunFolder, checkpoints_in
 from gear_rl.errors import input_errors
 from gear_rl.files import replace_file
 from gear_rl.method_builder import credit_settings
+from gear_rl.records import RECORDS
 from gear_rl.runs.config import RunConfig
 from gear_rl.traits import method_settings
 from gear_rl.user_objects import import_object
 
-RUN_FILE, OUTPUT_DIR, RECORDS = "gear.yaml", "runs/train", "records.jsonl"
-"""The file's name, and the defaults of ``output_dir`` and ``record_file``."""
+RUN_FILE, OUTPUT_DIR = "gear.yaml", "runs/train"
+"""The file's name, and the default of ``output_dir``."""
 
 
 def run_folder(config: RunConfig) -> RunFolder:
@@ -70,5 +71,5 @@ def write_run(config: RunConfig, trainer: Any) -> None:
 
 def _command(folder: RunFolder, words: str) -> str:
     """``gear train`` with the folder's configuration; a record file outside the folder must be a new one."""
-    records = " --record_file records.jsonl" if folder.records_outside else ""
+    records = f" --record_file {RECORDS}" if folder.records_outside else ""
     return f"gear train --config {shlex.quote(str(folder.path / RUN_FILE))} {words}{records}"

@@ -18,6 +18,7 @@ import torch
 from gear_rl.data.rows import load_rows
 from gear_rl.data.sources import is_generated
 from gear_rl.errors import InputError, error_text, input_errors
+from gear_rl.records import RECORDS
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.resolved import run_folder
@@ -117,7 +118,7 @@ def swap_settings(
         swaps["lora"] = f"r {own['lora']['r']}"
     if calls:
         trainer["max_tool_calling_iterations"] = 2
-    trainer["record_file"] = "records.jsonl"
+    trainer["record_file"] = RECORDS
     if dropped:
         swaps["left out"] = ", ".join(dropped)
     sizes = ("max_steps", "num_generations", "max_completion_length", "max_tool_calling_iterations")

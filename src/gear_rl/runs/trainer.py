@@ -11,7 +11,7 @@ from gear_rl.data.objects import context_fault, guard_function, rollouts_fault
 from gear_rl.data.rewards.catalogue import Reward, load_reward
 from gear_rl.data.rewards.maths import check_golds
 from gear_rl.data.rows import load_rows, load_splits
-from gear_rl.data.sources import is_generated
+from gear_rl.data.sources import check_exists, is_generated
 from gear_rl.engines.folder import checkpoints_in
 from gear_rl.engines.models import is_adapter
 from gear_rl.errors import InputError, input_errors
@@ -20,7 +20,7 @@ from gear_rl.method_builder import build_method
 from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import machine_defaults, use_few_threads
 from gear_rl.runs.models import resolve_model
-from gear_rl.runs.resolved import OUTPUT_DIR, RECORDS, run_folder, write_run
+from gear_rl.runs.resolved import OUTPUT_DIR, run_folder, write_run
 from gear_rl.user_objects import import_object
 
 
@@ -38,9 +38,7 @@ def train(
     for a folder that another process writes; for a step that is not finite; for records that would replace data.
     ``source`` is the configuration's file, which the records may not replace either.
     """
-    if overwrite:
-        config.trainer["overwrite_output_dir"] = True
-    resume = _check_folder(config, source)
+    resume = check_folder(config, source, overwrite)
     trainer = make_trainer(config)
     prepare(trainer)
     from transformers.trainer_callback import TrainerCallback
@@ -116,11 +114,11 @@ def check_trackers(config: RunConfig) -> None:
             )
 
 
-def check_run(config: RunConfig, dataset: Any, where: str) -> None:
+def check_run(config: RunConfig, dataset: Any, where: str = "") -> None:
     """Raise ``InputError``, which begins with ``where``, for what can be refused before a model is loaded."""
     from gear_rl.engines.trl.config import GEARConfig, checked_arguments
 
-    with input_errors(f"{where}: "):
+    with input_errors(f"{where}: " if where else ""):
         _rewards(config, dataset)
         options = _options(config)
         privileged = options.pop("privileged", None)
@@ -153,7 +151,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """The fields of ``GEARConfig``; the progress bar is off, since the command has its own."""
     adapter = config.lora is not None or is_adapter(resolve_model(config.model))
     machine = machine_defaults(pretrained=not is_arena(config.model), full=not adapter)
-    defaults = {"output_dir": OUTPUT_DIR, "record_file": RECORDS, "logging_steps": 1, "report_to": "none"}
+    defaults = {"output_dir": OUTPUT_DIR, "logging_steps": 1, "report_to": "none"}
     defaults |= machine
     settings = defaults | config.trainer | {"disable_tqdm": True}
     if settings.get("teacher_model") is not None:
@@ -161,11 +159,22 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return settings
 
 
-def _check_folder(config: RunConfig, source: Path | None) -> str | None:
+def check_names(config: RunConfig) -> None:
+    """Raise ``InputError`` for a method, model, reward or file that is not there; imports no TRL for that."""
+    build_method(config.credit)
+    resolve_model(config.model)
+    check_exists(config.dataset)
+    for name in config.reward_names:
+        load_reward(name, config.dataset)
+
+
+def check_folder(config: RunConfig, source: Path | None, overwrite: bool) -> str | None:
     """What to resume from, taken out of the trainer's settings; None for a new run.
 
     Refuses to write records over a file that is read, and to start a new run in a folder that holds one.
     """
+    if overwrite:
+        config.trainer["overwrite_output_dir"] = True
     folder, resume = run_folder(config), config.trainer.pop("resume_from_checkpoint", None)
     overwrite = bool(config.trainer.get("overwrite_output_dir"))
     if resume == "latest" and not checkpoints_in(folder.path):

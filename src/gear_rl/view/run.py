@@ -18,7 +18,7 @@ from rich.console import Console
 
 from gear_rl.files import replace_file
 from gear_rl.health import conclusion
-from gear_rl.records import Record, read_records
+from gear_rl.records import RECORDS, Record, read_records
 from gear_rl.view.curves import curves_svg
 from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
 from gear_rl.view.terminal import instructiveness, rollout_panel
@@ -55,7 +55,7 @@ def save_run_page(folder: Path) -> Path:
     if not states:
         raise ValueError(f"{folder} holds no run: there is no trainer_state.json in it, nor in a checkpoint")
     history = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
-    records, settings = folder / "records.jsonl", folder / "gear.yaml"
+    records, settings = folder / RECORDS, folder / "gear.yaml"
     pages = Environment(
         loader=PackageLoader("gear_rl.view"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
