@@ -125,9 +125,8 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-picture: $(VENV)/.trl ## Make the pictures of the documents again, from runs/demo and runs/errands (--tier easy)
-	$(BIN)/gear view runs/demo --picture docs/credit.svg
-	$(BIN)/gear view runs/errands/records.jsonl --number 41 --picture docs/agent.svg
+picture: $(VENV)/.trl ## Make the pictures of the documents again, from results/runs; screenshots need chromium
+	$(BIN)/python -m tools.pictures
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) $(NEWEST) $(VENV_VERL) site .pytest_cache .ruff_cache .hypothesis

@@ -272,14 +272,11 @@ def rates(
 @user_errors
 def page() -> None:
     """Make the tables of README and the pages from results/ and what was measured."""
-    import json
-
     from benchmarks.methods_page import methods_page
     from benchmarks.page import renew_pages
-    from gear_rl.cli.methods import COSTS
 
-    methods, costs = Path("docs/methods.md"), json.loads(COSTS.read_text(encoding="utf-8"))
-    methods.write_text(methods_page(methods.read_text(encoding="utf-8"), costs), encoding="utf-8")
+    methods = Path("docs/methods.md")
+    methods.write_text(methods_page(methods.read_text(encoding="utf-8")), encoding="utf-8")
     out_console.print(f"wrote {methods}, {', '.join(path.name for path in renew_pages())}", highlight=False)
 
 

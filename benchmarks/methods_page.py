@@ -1,4 +1,4 @@
-"""The page ``docs/methods.md``: docstrings and settings of the methods, and the costs that were measured."""
+"""What pages say of the methods: docstrings, settings and the costs that were measured."""
 
 import inspect
 import re
@@ -12,20 +12,21 @@ from gear_rl.traits import distillation_of, engine_settings_of
 SAME = 3
 """From so many equal settings on, a method refers to an earlier one for them."""
 
+FIRST = {
+    "gear": "Take the preset `gear:tokens` on natural text. Two settings matter: `departures`, and in the engine "
+    "`teacher_model_kind: base`. `alpha` sets the strength."
+}
+"""What stands before a method's long list."""
 
-def methods_page(page: str, costs: dict[str, Any]) -> str:
+
+def methods_page(page: str) -> str:
     """The page with the text between its marks made anew; all other text is kept.
 
-    The marks are ``<!-- made: NAME -->`` and ``<!-- end -->``, NAME a method or ``costs``. ``costs`` is the
-    result of ``python -m benchmarks methods``. ``KeyError`` for a mark that names no method.
+    The marks are ``<!-- made: NAME -->`` and ``<!-- end -->``, NAME a method. ``KeyError`` for a mark that names
+    none.
     """
     marks = re.findall(r"<!-- made: (\w+) -->", page)
-    shown = {name: METHODS[name] for name in marks if name != "costs"}
-    settings = {name: _settings(cls) for name, cls in shown.items()}
-    made = {"costs": _overview(costs, shown)}
-    for number, (name, cls) in enumerate(shown.items()):
-        before = {earlier: settings[earlier] for earlier in list(shown)[:number]}
-        made[name] = _section(cls, _shortened(settings[name], before))
+    made = {name: _section(METHODS[name]) for name in marks}
     return re.sub(
         r"<!-- made: (\w+) -->\n.*?<!-- end -->",
         lambda mark: f"<!-- made: {mark[1]} -->\n{made[mark[1]]}<!-- end -->",
@@ -34,15 +35,32 @@ def methods_page(page: str, costs: dict[str, Any]) -> str:
     )
 
 
-def _overview(costs: dict[str, Any], methods: dict[str, Any]) -> str:
+def settings_page() -> str:
+    """The page of the site with every method's settings, which the repository does not hold."""
+    settings = {name: _settings(cls) for name, cls in METHODS.items()}
+    parts = [
+        "# Settings of the methods",
+        "Each with its default. Set them in [any of these ways](../training.md#from-a-file); "
+        "`gear methods NAME` prints the same. [Methods](../methods.md) has the formulas.",
+    ]
+    for number, (name, lines) in enumerate(settings.items()):
+        before = {earlier: settings[earlier] for earlier in list(settings)[:number]}
+        if lines:
+            first = [f"{FIRST[name]}\n"] if name in FIRST else []
+            parts += [f"## {name}", "\n".join([*first, *_shortened(lines, before)])]
+    return "\n\n".join(parts) + "\n"
+
+
+def costs_table(costs: dict[str, Any]) -> str:
+    """What each method needs, and what its step costs by the result of ``python -m benchmarks methods``."""
     lines = ["| method | needs | step / GRPO's |", "|---|---|---|"]
-    for name, cls in methods.items():
+    for name, cls in METHODS.items():
         row = costs["methods"].get(name)
         cost = "" if row is None else f"{row['ratio']:.2f} ({row['least']:.2f}-{row['most']:.2f})"
         needs = ", ".join(f"`{signal}`" for signal in names_of(cls().needs))
         teacher = "a teacher in the loss" if distillation_of(cls()) is not None else ""
         needs = "; ".join(filter(None, (needs, teacher))) or "nothing"
-        lines.append(f"| [`{name}`](#{name}) | {needs} | {cost} |")
+        lines.append(f"| [`{name}`](../docs/methods.md#{name}) | {needs} | {cost} |")
     lines += [
         "",
         "*Step / GRPO's*: CPU seconds of a training step over those of `uniform`, median of "
@@ -57,15 +75,15 @@ def _overview(costs: dict[str, Any], methods: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _section(cls: Any, settings: list[str]) -> str:
-    """A method's docstring without its examples, what it sets in the engine, and the lines of its settings."""
+def _section(cls: Any) -> str:
+    """A method's docstring without its examples, and what it sets in the engine."""
     prose = re.sub(r"^>>> .*?(^$|\Z)", "", inspect.getdoc(cls) or "", flags=re.MULTILINE | re.DOTALL)
     lines = [prose.strip().replace("``", "`")]
     declared = engine_settings_of(cls())
     if declared:
         engine = ", ".join(f"`{key}: {value}`" for key, value in declared.items())
         lines += ["", f"Engine settings: {engine}."]
-    return "\n".join([*lines, *([""] if settings else []), *settings]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _settings(cls: Any) -> dict[str, str]:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from benchmarks.coverage import coverage_cells
 from benchmarks.curves import gains_table
+from benchmarks.methods_page import costs_table
 from benchmarks.signals import signals_cells
 from benchmarks.step import step_cells
 from benchmarks.tables import RESULTS, TABLES
+from gear_rl.cli.methods import COSTS
 from gear_rl.lab.findings import read_runs
 from gear_rl.lab.plots import drawings, write_png
 
@@ -22,10 +24,7 @@ MEASURED = {
 PAGES = (
     "README.md",
     "docs/results/README.md",
-    "docs/language-model.md",
-    "docs/which-method.md",
-    "docs/benchmarks.md",
-    "docs/laboratory.md",
+    "results/README.md",
 )
 FIGURES = ("codebook_hard_catalogue", "sums_32")
 """Comparisons whose ends are drawn."""
@@ -46,6 +45,8 @@ def _made(mark: re.Match[str]) -> str:
         cells_of, file = MEASURED[name]
         result = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
         text = cells_of(result).markdown(result)
+    elif name == "costs":
+        text = costs_table(json.loads(COSTS.read_text(encoding="utf-8")))
     elif name == "curves":
         text = gains_table(json.loads((RESULTS / "curves.json").read_text(encoding="utf-8")))
     else:

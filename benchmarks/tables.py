@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from gear_rl.cli.methods import COSTS
 from gear_rl.lab.findings import read_runs
@@ -49,6 +49,37 @@ def lines_of(rows: Sequence[Sequence[str]]) -> str:
     return (
         text.replace("|  |", "| |").replace("|  |", "| |").replace("| --- ", "|---").replace("--- |", "---|")
     )
+
+
+class Tasks:
+    """The table of README: what helps on which task, in words that the verdicts decide."""
+
+    COLUMNS = ("oracle", "gear", "random_onsets", "sft")
+    ROWS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "24 look-ups, graded": ("codebook_hard", "codebook_hard_onsets", "codebook_hard_catalogue"),
+        "six tool calls, graded": ("errands_ten",),
+        "four look-ups, right or wrong": ("codebook_exact",),
+        "five sums, graded (135M)": ("sums_32_same_rate", "sums_32"),
+        "word problems, right or wrong (135M)": ("bare",),
+    }
+    """Comparisons by what the task is; of two with a method the first that gave a verdict counts."""
+
+    def markdown(self) -> str:
+        """The lines of the table."""
+        lines = [("better than GRPO?", "perfect credit", "`gear`", "a placebo", "fine-tuning"), ("---",) * 5]
+        for task, files in self.ROWS.items():
+            verdicts: dict[str, Verdict | None] = {}
+            for file in reversed(files):
+                verdicts |= {v.method: v for v in read((file,)).verdicts}
+            verdicts.setdefault("random_onsets", verdicts.get("shuffled"))
+            lines.append((task, *(self._word_of(verdicts.get(method)) for method in self.COLUMNS)))
+        return lines_of(lines)
+
+    @staticmethod
+    def _word_of(verdict: Verdict | None) -> str:
+        if verdict is None:
+            return "not run"
+        return {"better": "**yes**", "worse": "worse"}.get(verdict.verdict, "no evidence")
 
 
 @cache
@@ -222,19 +253,8 @@ AUCS = {
     "`chain` hard": auc("localisation_chain_hard", SCORED),
     "SmolLM2": auc("words_smollm2_settings", ON_WORDS),
 }
-TABLES = {
-    "readme": Table(
-        ("codebook_hard_catalogue",),
-        {"share right": mean, **GAIN},
-        {
-            **named(
-                "sft", "oracle", "tokens", "gear", "opsd", "random_onsets", "rlsd", "uniform", "shuffled"
-            ),
-            "sft": "`sft`: fine-tuning on the solutions",
-            "tokens": "`gear:tokens`: without segments",
-        },
-        first="",
-    ),
+TABLES: dict[str, Table | Tasks] = {
+    "tasks": Tasks(),
     "codebook_hard": Table(
         ("codebook_hard", "codebook_hard_onsets"),
         {**RIGHT, **GAIN, "share of the oracle's gain": share, "rollouts to GRPO's end": budget},

@@ -15,11 +15,10 @@ CLAIM = re.compile(
     re.IGNORECASE,
 )
 ALLOWED = (
-    "What is the paper's, and what is ours.",
+    "The paper's, and ours",
     "a poor result of it says nothing about the paper",
     "The reconstruction's rows say nothing about the paper",
-    "The paper reports that GEAR beats GRPO, self-distillation and token- or turn-level credit on eight "
-    "benchmarks with Qwen3 4B and 8B, by up to around 20%; we have not repeated that.",
+    "the paper reports gains with Qwen3 4B and 8B, which we have not repeated",
     "hether the paper's weight is unsigned, we do not know",
     "This project is independent of its authors.",
     "We have read the paper's abstract and figure captions. We have not seen its equations, settings, "

@@ -16,7 +16,13 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+MOVED = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "results/README.md": "results/tables.md",
+    "tests/equations.md": "equations.md",
+}
 """Documents outside docs/ by the page that shows them."""
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".ipynb": "python"}
 FENCED = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.MULTILINE | re.DOTALL)
@@ -49,6 +55,7 @@ def on_files(files, config):
             notebook(text) if path.suffix == ".ipynb" else f"# {path.name}\n\n```{language}\n{text}```\n"
         )
     made["reference/command-line.md"] = command_line()
+    made["reference/methods.md"] = settings_of_methods()
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
     return files
@@ -108,6 +115,15 @@ def command_line() -> str:
             rf"^\* `{name}`: .*", f"* [`{name}`](#gear-{name}): {line}", text, count=1, flags=re.MULTILINE
         )
     return text
+
+
+def settings_of_methods() -> str:
+    """Every method's settings, in a process that may import the package."""
+    code = "from benchmarks.methods_page import settings_page; print(settings_page())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        raise PluginError(f"the methods' settings could not be read: {done.stderr}")
+    return done.stdout
 
 
 def decisions() -> list[dict[str, str]]:

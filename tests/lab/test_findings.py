@@ -65,7 +65,8 @@ def page(made, tmp_path_factory) -> str:
 def test_the_numbers_of_the_page_are_those_of_the_findings(made, page):
     rows = rows_of(page, "verdict")
     verdicts = [row["verdict"] for row in rows.values()]
-    assert verdicts == ["baseline", "▲ better at 3 seeds", "▼ worse at 3 seeds"]
+    assert verdicts == ["▲ better at 3 seeds", "baseline", "▼ worse at 3 seeds"], "by their means"
+    assert list(rows["gear"])[1] == "verdict" and "too few seeds" not in page
     gear, rlsd = rows["gear"], rows["rlsd"]
     assert (gear["final accuracy"], gear["lost"], gear["seeds"]) == ("0.710", "0", "3 paired, 1 failed")
     assert gear["difference, seed by seed"] == "+0.100"

@@ -66,6 +66,10 @@ class Browser:
         for key in keys:
             webdriver.ActionChains(self.driver).send_keys(key).perform()
 
+    def fill(self, name: str, value: str) -> None:
+        code = "((e, value) => { e.value = value; e.dispatchEvent(new Event('input', {bubbles: true})); })"
+        self.js(f"{code}(document.getElementById(arguments[0]), arguments[1])", name, value)
+
     def hover(self, t: int) -> None:
         node = self.driver.find_element("css selector", f".t[data-t='{t}']")
         webdriver.ActionChains(self.driver).move_to_element(node).perform()
@@ -131,3 +135,23 @@ def test_nothing_of_a_record_is_markup_or_code(browser, tmp_path):
 def test_the_page_opens_on_an_instructive_completion(browser, tmp_path):
     dull = replace(MIXED, advantage=0.0, credit=[0.0] * 5, weight=[1.0] * 5)
     browser.open(made(tmp_path, [dull, AGENT, dull]), place="", record=1)
+
+
+def test_text_steps_failures_and_order_lead_to_records(browser, tmp_path):
+    right = replace(MIXED, advantage=1.0, reward=1.0, credit=[1.0] * 5, weight=[1.0] * 5, context=None)
+    late = replace(AGENT, step=7, group=9)
+    wrong = replace(MIXED, step=7, group=3, tokens=["seven", " =", " 5\n", "so", " no"])
+    browser.open(made(tmp_path, [right, late, wrong, MIXED]))
+    browser.press("x")
+    browser.wait("document.documentElement.dataset.shown === '2'")
+    browser.press("x", "x")
+    browser.wait("document.documentElement.dataset.shown === '2'")
+    browser.fill("by-text", "SEVEN")
+    browser.wait("document.getElementById('count').textContent === '1 of 4 records'")
+    browser.fill("by-text", "")
+    browser.fill("step-slider", "3")
+    browser.wait("document.getElementById('count').textContent === '2 of 4 records'")
+    browser.fill("step-slider", "0")
+    browser.fill("order", "reward")
+    browser.wait("document.documentElement.dataset.shown === '2'")
+    assert browser.texts("#place") == ["1 of 4"], "after sorting it goes to the first"

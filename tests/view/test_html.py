@@ -106,15 +106,35 @@ def test_onsets_are_counted_with_their_divergence(tmp_path):
     assert found["rows"] == [[0, 0.4, 1.0], [], [1, None, None], [2, 0.0, 0.0, 3, 0.5, 0.25]]
 
 
+def test_the_solution_of_the_group_stands_beside_with_its_first_difference(tmp_path):
+    right = [record(3, ids=[1, 2, 3], tokens=["7", " 8", "!"], advantage=0.5, weight=[1.0] * 3)] * 2
+    wrong = record(3, ids=[1, 9, 3], tokens=["7", " 9", "!"], reward=0.0, advantage=-1.0,
+                   credit=[-0.5, -2.0, -0.5], weight=[0.5, 2.0, 0.5])  # fmt: skip
+    page = page_of(tmp_path, *right, wrong)
+    found = block(page, "r2")
+    assert (found["mistake"], found["solution"]) == (1, ["7", " 8", "!"])
+    assert block(page, "r0")["mistake"] is None
+    assert index(page)["first"] == 2
+    assert index(page)["note"].endswith("The page opens on one of these.")
+    assert block(page, "texts")["rows"][2] == "7 9!"
+
+
+def test_the_title_names_method_and_model(tmp_path):
+    (tmp_path / "gear.yaml").write_text("dataset: rows.jsonl\nmodel: Qwen/Qwen3-0.6B\n")
+    [title] = re.findall(r"<h1>(.*?)</h1>", page_of(tmp_path, record()))
+    assert title == "gear · Qwen/Qwen3-0.6B · r.jsonl"
+    assert "where the mistake is, is not known" in index(page_of(tmp_path, record()))["note"]
+
+
 def test_nothing_of_a_record_is_markup(tmp_path):
     rows = record(3, tokens=[NASTY] * 3, prompt=NASTY, method=NASTY, context=NASTY, fallback=NASTY,
                   tools={NASTY: 1}, signals={NASTY: [0.0] * 3})  # fmt: skip
     page = page_of(tmp_path, rows, title=NASTY)
     assert page.count("<img") == page.count("onerror='") == page.count("<!--") == 0
-    assert page.count("</script>") == 4, "index, script, one record, onsets"
+    assert page.count("</script>") == 5, "index, script, one record, onsets, texts"
     assert index(page)["methods"][0]["name"] == NASTY
     [title] = re.findall(r"<h1>(.*?)</h1>", page)
-    assert unescape(title) == NASTY
+    assert unescape(title) == f"{NASTY} · {NASTY}"
 
 
 def test_the_policy_allows_this_script_and_style_alone(tmp_path):

@@ -4,6 +4,7 @@ The page needs no script, no font and no network. docs/laboratory.md describes t
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from gear_rl.files import replace_file
 from gear_rl.lab.cells import RUNS, Cell, Frozen, Outcome, plain_fields
 from gear_rl.lab.plots import drawings, inline_svg, write_png
-from gear_rl.lab.verdict import Comparison, compare
+from gear_rl.lab.verdict import Comparison, Verdict, compare
 
 _Line = TypeVar("_Line", bound=Frozen)
 
@@ -94,7 +95,7 @@ def save_report(findings: Findings, out: Path) -> None:
         loader=PackageLoader("gear_rl.lab"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    filters: tuple[Any, ...] = (_number, _signed_number, _span, _percent, _plural)
+    filters: tuple[Any, ...] = (_number, _signed_number, _span, _percent, _plural, _by_mean)
     pages.filters.update({one.__name__.removeprefix("_"): one for one in filters})
     drawn = [
         {"label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
@@ -102,6 +103,13 @@ def save_report(findings: Findings, out: Path) -> None:
     ]
     page = pages.get_template("report.html.j2").render(findings=findings, figures=drawn)
     replace_file(out, page.encode())
+
+
+def _by_mean(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The best mean first, runs without one last; equal ones in their order."""
+    return sorted(
+        verdicts, key=lambda verdict: -math.inf if verdict.mean is None else verdict.mean, reverse=True
+    )
 
 
 def _number(value: float | None, digits: int = 3) -> str:

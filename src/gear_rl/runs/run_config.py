@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gear_rl import engines
 from gear_rl.arena.task import dataset_task, get_task
+from gear_rl.engines import engine_config
 from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.method_builder import put_setting
@@ -158,7 +158,7 @@ def load_outline(path: str | Path | None, overrides: Sequence[str] = ()) -> RunC
 
 def _trainer_names() -> list[str]:
     """The fields of ``GEARConfig`` as the sources of its classes say; none where one is not found."""
-    files = [Path(engines.__file__).parent / "trl" / "config.py"]
+    files = [Path(engine_config.__file__).parent / "trl" / "config.py"]
     for module in ("trl.trainer.grpo_config", "trl.trainer.base_config", "transformers.training_args"):
         package, *path = module.split(".")
         spec = find_spec(package)

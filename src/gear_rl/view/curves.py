@@ -97,7 +97,7 @@ def _draw(axes: Any, points: _Points, name: str, colour: str) -> None:
     recent = [values[max(0, n + 1 - window) : n + 1] for n in range(len(values))]
     axes.plot(steps, values, color=colour, lw=0.8, alpha=0.3)
     axes.plot(steps, [math.fsum(some) / len(some) for some in recent], color=colour, lw=1.8, label=name)
-    axes.set_title(f"mean of {window}", loc="right", fontsize=7, color=_GREY)
+    axes.set_xlabel(f"optimizer step (line: mean of {window})", fontsize=8, color=_GREY)
 
 
 def _style(axes: Any, heading: str, unit: str) -> None:

@@ -23,6 +23,8 @@ class Judged(Record):
     mistake: int | None = None
     """Where it first differs from the right completions (reward 1), if there are several and all are the same:
     then there is one solution, and this token is wrong."""
+    solution: tuple[str, ...] = ()
+    """The tokens of that solution."""
 
 
 def judge_groups(records: Iterable[Record]) -> Iterator[Judged]:
@@ -33,16 +35,18 @@ def judge_groups(records: Iterable[Record]) -> Iterator[Judged]:
         equal = None not in rewards and len(set(rewards)) == 1
         sizes = [abs(member.advantage) for member in members if math.isfinite(member.advantage)]
         noise = NOISE if equal else NOISE_SHARE * max(sizes, default=0.0)
-        right = [member.ids for member in members if member.reward is not None and member.reward >= 1]
-        solution = right[0] if len(right) > 1 and all(ids == right[0] for ids in right) else None
+        right = [member for member in members if member.reward is not None and member.reward >= 1]
+        one_way = len(right) > 1 and all(member.ids == right[0].ids for member in right)
+        solution = right[0] if one_way else None
         for member in members:
             values: dict[str, Any] = {field.name: getattr(member, field.name) for field in fields(Record)}
             if 0 < abs(member.advantage) < noise:
                 values |= _without_noise(member)
             if solution is not None:
-                pairs = enumerate(zip(member.ids, solution, strict=False))
+                pairs = enumerate(zip(member.ids, solution.ids, strict=False))
                 differs = next((t for t, (written, due) in pairs if written != due), None)
-                values["mistake"] = differs if differs is not None and member.mask[differs] else None
+                if differs is not None and member.mask[differs]:
+                    values |= {"mistake": differs, "solution": tuple(solution.tokens)}
             yield Judged(**values, equal=equal)
 
 

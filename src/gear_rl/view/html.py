@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
@@ -18,7 +19,14 @@ import jinja2
 
 from gear_rl.files import replace_file
 from gear_rl.records import Record, read_records
-from gear_rl.view.group_notes import finite_values, group_note, is_weight_on_mistake, judge_groups, share_note
+from gear_rl.view.group_notes import (
+    Judged,
+    finite_values,
+    group_note,
+    is_weight_on_mistake,
+    judge_groups,
+    share_note,
+)
 from gear_rl.view.terminal import (
     BLUE,
     ORANGE,
@@ -61,32 +69,56 @@ def save_html(paths: Sequence[str | Path], out: str | Path, *, title: str = "") 
     onsets: list[list[float | None]] = []
     blocks: list[str] = []
     found: list[bool | None] = []
-    first, best = 0, (False, False, False, -1.0)
+    texts: list[str] = []
+    first, best, opened = 0, (False, False, False, -1.0), ""
     for name, path in zip(names, paths, strict=True):
         before = len(rows)
         for record in judge_groups(read_records(path)):
             found.append(is_weight_on_mistake(record))
             if instructiveness(record) > best:
-                first, best = len(rows), instructiveness(record)
+                first, best, opened = len(rows), instructiveness(record), _reason(record)
             shown, position = join_answers(record)
             boxes = [run for run in runs(shown) if run.bracketed]
             method = methods.setdefault((record.method, name if len(names) > 1 else ""), len(methods))
             # Two methods on the same completion: prompt and tokens are the same.
             completion = same.setdefault((record.prompt, tuple(record.ids)), len(same))
             rows.append({"method": method, "same": completion, **_list_entry(record)})
+            texts.append(visible_lines("".join(shown.tokens)))
             onsets.append(_onsets(shown, boxes, words))
             blocks.append(_block(f"r{len(blocks)}", _content(record, shown, position, boxes)))
         if len(rows) == before:
             raise ValueError(f"{path}: no records in it; has the run logged a step with completions yet?")
     blocks.append(_block("opened", {"words": list(words), "rows": onsets}))
+    blocks.append(_block("texts", {"rows": texts}))
     index = {
         "first": first,
-        "note": share_note(found),
+        "note": " ".join(filter(None, (share_note(found), opened))),
         "methods": [{"name": visible_text(method), "file": visible_text(name)} for method, name in methods],
         "records": {name: [row[name] for row in rows] for name in rows[0]},
     }
-    replace_file(Path(out), _page(index, title or ", ".join(names), "".join(blocks)).encode())
+    heading = _heading(dict.fromkeys(method for method, _ in methods), absolute, title or ", ".join(names))
+    replace_file(Path(out), _page(index, heading, "".join(blocks)).encode())
     return len(rows)
+
+
+def _heading(methods: Iterable[str], paths: Iterable[Path], title: str) -> str:
+    """Methods, the models that the runs' settings name, and the title."""
+    models: dict[str, None] = {}
+    for path in paths:
+        settings = path.parent / "gear.yaml"
+        if settings.is_file():
+            named = re.search(r"^model: *(.+)$", settings.read_text(encoding="utf-8"), re.MULTILINE)
+            models |= {named[1].strip("'\""): None} if named else {}
+    return " · ".join(filter(None, (", ".join(methods), ", ".join(models), title)))
+
+
+def _reason(record: Record) -> str:
+    """Why the page opens on this record."""
+    return {
+        True: "The page opens on one of these.",
+        False: "The page opens on one of the others.",
+        None: "The page opens on the widest spread of weights; where the mistake is, is not known.",
+    }[is_weight_on_mistake(record)]
 
 
 def _content(record: Record, shown: Record, position: list[int], boxes: list[Run]) -> dict[str, Any]:
@@ -111,6 +143,7 @@ def _content(record: Record, shown: Record, position: list[int], boxes: list[Run
         "truncated": record.truncated,
         "note": visible_text(group_note(record)),
         "position": position,
+        **_first_difference(record, position),
         "word": word,
         "mask": shown.mask,
         "turn": shown.turn,
@@ -122,6 +155,15 @@ def _content(record: Record, shown: Record, position: list[int], boxes: list[Run
             for name, values in shown.signals.items()
         },
     }
+
+
+def _first_difference(record: Record, position: list[int]) -> dict[str, Any]:
+    """Where the completion first differs from its group's solution, and that solution in three pieces there."""
+    if not isinstance(record, Judged) or record.mistake is None or record.mistake not in position:
+        return {"mistake": None, "solution": None}
+    at, tokens = record.mistake, record.solution
+    pieces = ("".join(tokens[:at]), "".join(tokens[at : at + 1]), "".join(tokens[at + 1 :]))
+    return {"mistake": position.index(at), "solution": [visible_lines(piece) for piece in pieces]}
 
 
 def _list_entry(record: Record) -> dict[str, Any]:

@@ -1,12 +1,14 @@
-"""The picture of completions: the terminal's panel as an SVG, with the signals above the tokens. And what all
+"""The picture of completions: the terminal's panel as an SVG, GRPO's credit above the method's. And what all
 figures share.
 """
 
 import io
 import math
+import re
 import warnings
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,16 +20,24 @@ from rich.text import Text
 
 from gear_rl.files import replace_file
 from gear_rl.records import Record
-from gear_rl.view.terminal import TOKEN, credit_text, rollout_panel
+from gear_rl.view.terminal import (
+    TOKEN,
+    credit_text,
+    full_strength,
+    rollout_panel,
+    strengths,
+    visible_text,
+)
 from gear_rl.view.turn_layout import by_turn
 
-COLUMNS = 90
+COLUMNS = 56
 """Characters on a line."""
 SIGNALS = {
     "divergence": ("KL(student ‖ teacher)", "#404040"),
     "student_entropy": ("the student's entropy", "#9467bd"),
 }
 """The signals that are drawn, with their names and colours."""
+_CHAT = re.compile(r"<\|[^|<>]*\|>|</s>|<eos>")
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _SVG = """\
 <svg viewBox="{terminal_x} {terminal_y} {terminal_width} {terminal_height}" xmlns="http://www.w3.org/2000/svg">
@@ -47,14 +57,21 @@ _SVG = """\
 
 
 class Signals:
-    """The credit of a completion, with bars above each line for the signals, up to their largest values."""
+    """GRPO's credit of a completion, and the method's, with bars above each line for the signals."""
 
     def __init__(self, record: Record) -> None:
-        self.record = by_turn(record)
+        self.plain, self.record = by_turn(_grpo(record)), by_turn(record)
+        self.method = visible_text(record.method)
+        self.full = full_strength(strengths(record)) if record.advantage else None
         self.values = {name: _signal(self.record, name) for name in SIGNALS}
         self.largest = {name: max(values) for name, values in self.values.items() if any(values)}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.full is not None:
+            yield Text("GRPO: every token alike", style="dim")
+            yield from credit_text(self.plain, self.full).wrap(console, options.max_width)
+            yield Text()
+            yield Text(self.method, style="dim")
         for line in credit_text(self.record).wrap(console, options.max_width):
             for name, largest in self.largest.items():
                 bars = _bars(line, [value / largest for value in self.values[name]], SIGNALS[name][1])
@@ -63,6 +80,29 @@ class Signals:
         for name, largest in self.largest.items():
             meaning, colour = SIGNALS[name]
             yield Text.assemble(("▂▇▃ ", colour), f"{meaning}, up to {largest:.2g} nats", style="dim")
+
+
+def _grpo(record: Record) -> Record:
+    """The record with the completion's advantage on each trained token, and no segments."""
+    weight = [float(trained) for trained in record.mask]
+    segment = [t if trained else -1 for t, trained in enumerate(record.mask)]
+    credit = [record.advantage * one for one in weight]
+    return replace(record, weight=weight, segment=segment, credit=credit)
+
+
+def _drop_chat_tokens(record: Record) -> Record:
+    """The record without the template's tokens that end a completion or a turn; a ``mistake`` moves along."""
+    kept = [t for t, token in enumerate(record.tokens) if not (record.mask[t] and _CHAT.fullmatch(token))]
+    lists = {
+        name: getattr(record, name)
+        for name in ("tokens", "ids", "mask", "turn", "segment", "credit", "weight")
+    }
+    changes: dict[str, Any] = {name: [values[t] for t in kept] for name, values in lists.items()}
+    changes["signals"] = {name: [values[t] for t in kept] for name, values in record.signals.items()}
+    mistake = getattr(record, "mistake", None)
+    if mistake is not None:
+        changes["mistake"] = kept.index(mistake) if mistake in kept else None
+    return replace(record, **changes)
 
 
 def _signal(record: Record, name: str) -> list[float]:
@@ -83,7 +123,9 @@ def _bars(line: Text, shares: Sequence[float], colour: str) -> Text:
 
 
 def save_picture(records: Iterable[Record], path: str | Path) -> None:
-    """Draw completions as an SVG file: the panel of ``gear view``, with bars for the signals that were recorded.
+    """Draw completions as an SVG file: the panel of ``gear view``, with GRPO's credit above the method's.
+
+    Bars show the signals that were recorded; the chat template's own tokens are left out.
 
     The same records give the same bytes. The directory is made. ``ValueError`` for another suffix.
 
@@ -96,7 +138,7 @@ def save_picture(records: Iterable[Record], path: str | Path) -> None:
     console = Console(
         file=io.StringIO(), record=True, width=COLUMNS + 4, color_system="truecolor", legacy_windows=False
     )
-    for record in records:
+    for record in map(_drop_chat_tokens, records):
         console.print(rollout_panel(record, credit=Signals(record)))
     text = console.export_svg(theme=DEFAULT_TERMINAL_THEME, code_format=_SVG, unique_id="gear")
     replace_file(Path(path), text.encode())

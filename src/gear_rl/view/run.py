@@ -1,11 +1,13 @@
 """The page of one run: its numbers and curves, four completions coloured by credit, its settings.
 
-Reads what a run leaves in its folder: ``trainer_state.json``, the records, ``gear.yaml``.
+Reads what a run leaves in its folder: ``trainer_state.json``, the records, ``gear.yaml``, the model card.
 """
 
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -35,7 +37,7 @@ NUMBERS = {
     "gear/teacher/informed": "teacher informed (0.5 is chance)",
 }
 """What the page's table shows of a trainer's log, and how it calls it."""
-_WIDTH = 110
+_WIDTH = 96
 """Characters in a line of a completion."""
 
 
@@ -59,17 +61,57 @@ def save_run_page(folder: Path) -> Path:
     )
     found: list[bool | None] = []
     chosen = four_examples(_judge_file(records, found)) if records.is_file() else []
+    written = settings.read_text(encoding="utf-8") if settings.is_file() else ""
     page = pages.get_template("run.html.j2").render(
-        title=f"{folder.name}: {chosen[0].method}" if chosen else folder.name,
+        title=_title(folder, written, chosen),
+        facts=_facts(folder, states[-1]),
+        ends=_ends(history),
+        baseline=_baseline(folder),
+        viewer=(folder / "credit.html").is_file(),
+        folder=folder,
         conclusion=conclusion(history),
         numbers=list(_numbers(history)),
         curves=Markup(curves_svg(history)),
         completions=[Markup(_html(record)) for record in chosen],
         found=share_note(found),
-        settings=settings.read_text(encoding="utf-8") if settings.is_file() else "",
+        settings=written,
     )
     replace_file(folder / "report.html", page.encode())
     return folder / "report.html"
+
+
+def _title(folder: Path, settings: str, chosen: Sequence[Record]) -> str:
+    """Method, model and data of the run, and its folder."""
+    said = dict(re.findall(r"^(model|dataset): *(.+)$", settings, re.MULTILINE))
+    trained = " on ".join(said[name] for name in ("model", "dataset") if name in said)
+    return " · ".join(filter(None, (chosen[0].method if chosen else "", trained, folder.name)))
+
+
+def _facts(folder: Path, state: Path) -> str:
+    """The day of the run, and the versions that its model card names."""
+    day = datetime.fromtimestamp(state.stat().st_mtime, UTC).strftime("%Y-%m-%d")
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    versions = re.findall(r"^- (TRL|Transformers|Pytorch): (\S+)$", text, re.MULTILINE)
+    return ", ".join([f"ended {day}", *(f"{name} {version}" for name, version in versions)])
+
+
+def _ends(history: Sequence[Mapping[str, Any]]) -> str:
+    """What the columns of the table average."""
+    logged = sum("reward" in row for row in history)
+    few = max(1, logged // 5)
+    steps = "step" if few == 1 else f"{few} steps"
+    return f"First and last: means of the first and the last {steps} of {logged} logged ones"
+
+
+def _baseline(folder: Path) -> str:
+    """Where the run is compared, or that it is not."""
+    if (folder.parent / "comparison.jsonl").is_file():
+        return "The comparison beside it says whether the method is better than GRPO."
+    return (
+        "This run has no baseline, so it does not say whether the method is better than GRPO: "
+        f"gear compare --config {folder / 'gear.yaml'} --quick"
+    )
 
 
 def _judge_file(file: Path, found: list[bool | None]) -> Iterator[Record]:
@@ -105,5 +147,5 @@ def _html(record: Record) -> str:
     console = Console(
         file=io.StringIO(), record=True, width=_WIDTH, color_system="truecolor", legacy_windows=False
     )
-    console.print(rollout_panel(record))
+    console.print(rollout_panel(record, legend=False))
     return console.export_html(inline_styles=True, code_format="{code}")

@@ -48,11 +48,12 @@ class Run(NamedTuple):
     """Whether it is a segment of two tokens or more, in a completion with credit."""
 
 
-def credit_text(record: Record) -> Text:
+def credit_text(record: Record, full: float | None = None) -> Text:
     """The completion with each token on the colour of its credit.
 
     Blue is positive, orange negative; the depth is the credit relative to the completion's advantage: white at 0,
-    full at the largest weight or at 2, what is more. GRPO's is 1. Tool output is grey between ``« »``.
+    full at the largest weight or at 2, what is more, or at ``full``. GRPO's is 1. Tool output is grey between
+    ``« »``.
 
     The plain text shows the same. A segment of two tokens or more is in ``⟦ ⟧`` with its weight behind it, its
     first token (the onset) bold and underlined. Another token has ``⟨weight⟩`` where that is ``CLEARLY`` off the
@@ -67,7 +68,7 @@ def credit_text(record: Record) -> Text:
     """
     record, turns = by_turn(record), has_turns(record)
     strength = strengths(record)
-    full = full_strength(strength)
+    full = full_strength(strength) if full is None else full
     values = _values(record)
     typical = _median_value(record)
     text = Text(overflow="fold")
@@ -100,11 +101,14 @@ def credit_text(record: Record) -> Text:
     return text
 
 
-def rollout_panel(record: Record, prompts: bool = False, credit: RenderableType | None = None) -> Panel:
+def rollout_panel(
+    record: Record, prompts: bool = False, credit: RenderableType | None = None, legend: bool = True
+) -> Panel:
     """One rollout in a frame: prompt, coloured completion, legend and reward.
 
     A long prompt loses its middle; ``prompts`` shows the whole prompts of student and teacher. ``credit``
-    is shown in place of ``credit_text``. Nothing in the record is read as markup.
+    is shown in place of ``credit_text``; without ``legend`` the colours are explained elsewhere. Nothing in the
+    record is read as markup.
     """
     reward = "none" if record.reward is None else f"{record.reward:g}"
     facts = f"reward {reward} · advantage {record.advantage:+.3g}"
@@ -128,7 +132,8 @@ def rollout_panel(record: Record, prompts: bool = False, credit: RenderableType 
             Text(),
             *_prompt_lines("teacher", record.teacher_prompt),
         ]
-    body = Group(*prompt, Text(), credit or credit_text(record), Text(), _legend(record), Text(facts))
+    marks = [_legend(record)] if legend else []
+    body = Group(*prompt, Text(), credit or credit_text(record), Text(), *marks, Text(facts))
     return Panel(body, title=title, title_align="left", border_style="bright_black")
 
 

@@ -53,7 +53,8 @@ function sideNode(record, full) {
   const title = make("h2", "", METHODS[record.method].name);
   title.append(make("small", "", METHODS[record.method].file));
   const { body, nodes } = completion(record, full);
-  node.append(title, facts(record), legend(record, full), body);
+  const solution = solutionNode(record);
+  node.append(title, facts(record), legend(record, full), body, ...(solution ? [solution] : []));
   const side = { record, node, nodes };
   const place = (event) => {
     const token = event.target.closest?.(".t");
@@ -117,6 +118,27 @@ function point(record, t, jump = false, quiet = false) {
   if (jump) own[0].side.nodes[t].focus();
 }
 
+// To the next blamed completion of the list, from its beginning after the last.
+function nextFailure() {
+  const failed = list.order.map((n, place) => ROWS.advantage[n] < 0 ? place : -1).filter((place) => place >= 0);
+  const place = failed.find((other) => other > list.place) ?? failed[0];
+  if (place !== undefined) step(place - list.place);
+}
+
+let texts = null;
+
+// Keep the records whose prompt or completion has the text, whatever the case.
+async function searchText() {
+  const wantedText = element("by-text").value.trim().toLowerCase();
+  if (!wantedText) list.text = null;
+  else {
+    texts ??= (await unpack("texts")).rows.map((text, n) => `${ROWS.hint[n]}\n${text}`.toLowerCase());
+    if (wantedText !== element("by-text").value.trim().toLowerCase()) return; // typed on meanwhile
+    list.text = new Set(texts.flatMap((text, n) => text.includes(wantedText) ? [n] : []));
+  }
+  changed();
+}
+
 function step(by) {
   const place = Math.min(Math.max(list.place + by, 0), list.order.length - 1);
   if (place === list.place || place < 0) return;
@@ -156,7 +178,7 @@ function openSide(open) {
 function focusFilter() {
   openSide(true);
   element("filter").open = true;
-  element("by-method").focus();
+  element("by-text").focus();
 }
 
 let onsetTable = null;
@@ -211,17 +233,17 @@ async function showOnsets() {
   }));
 }
 
-function changed() {
-  const before = list.order[list.place];
+function changed(sorted = false) {
+  const before = sorted ? undefined : list.order[list.place];
   refilter(before);
-  if (list.order[list.place] !== before || !state.sides.length) show();
+  if (sorted || list.order[list.place] !== before || !state.sides.length) show();
   else element("place").textContent = `${list.place + 1} of ${list.order.length}`;
 }
 
 const KEYS = {
   j: () => step(1), k: () => step(-1), ArrowDown: () => step(1), ArrowUp: () => step(-1),
   ArrowRight: () => walk(1), ArrowLeft: () => walk(-1), n: () => walk(1, true), p: () => walk(-1, true),
-  "/": focusFilter, f: focusFilter, c: nextBeside, o: showOnsets, "?": () => element("help").showModal(),
+  x: nextFailure, "/": focusFilter, f: focusFilter, c: nextBeside, o: showOnsets, "?": () => element("help").showModal(),
   w: () => document.body.classList.toggle("plain"),
 };
 
@@ -255,12 +277,15 @@ element("list").addEventListener("keydown", (event) => {
 element("toggle").addEventListener("click", () => openSide(!document.body.classList.contains("listing")));
 element("previous").addEventListener("click", () => step(-1));
 element("next").addEventListener("click", () => step(1));
+element("next-failure").addEventListener("click", nextFailure);
+element("by-text").addEventListener("input", searchText);
 element("show-onsets").addEventListener("click", showOnsets);
 element("show-help").addEventListener("click", KEYS["?"]);
 for (const sample of document.querySelectorAll("[data-strength]")) sample.style.setProperty("--s", sample.dataset.strength);
 
 setUpFilter(changed);
-const linked = /^#record=(\d+)$/.exec(location.hash);
+const linked = /^#record=(\d+)(&beside)?$/.exec(location.hash);
 if (matchMedia("(max-width: 760px)").matches) element("filter").open = false;
 refilter(linked ? Number(linked[1]) : INDEX.first);
-show();
+if (linked?.[2]) nextBeside();
+else show();

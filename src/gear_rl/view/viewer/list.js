@@ -1,7 +1,7 @@
 // The list of records: only the rows on the screen exist, and the filter over it.
 
 const ROW_HEIGHT = 54; // of the style sheet's .row
-const list = { order: [], place: 0, onset: null, drawn: "" };
+const list = { order: [], place: 0, onset: null, text: null, drawn: "" };
 
 const wanted = (id) => element(id).value === "" ? null : Number(element(id).value);
 
@@ -22,11 +22,13 @@ function filtered() {
       && between(ROWS.step[n], stepFrom, stepTo)
       && between(ROWS.reward[n], rewardFrom, rewardTo)
       && (list.onset === null || list.onset.rows.has(n))
+      && (list.text === null || list.text.has(n))
       && (!element("twins").checked || twins(n).length)) kept.push(n);
   }
-  const order = element("order").value;
-  if (!order) return kept;
-  const rising = order === "reward";
+  const chosen = element("order").value;
+  if (!chosen) return kept;
+  const rising = chosen === "reward";
+  const order = chosen.replace("-", "");
   const last = rising ? Infinity : -Infinity;
   const value = (n) => ROWS[order][n] ?? last; // what has no number comes last
   return kept.sort((a, b) => (value(a) === value(b) ? a - b : (value(a) < value(b)) === rising ? -1 : 1));
@@ -105,11 +107,24 @@ function setUpFilter(changed) {
     element(`${name}-to`).placeholder = high === "" ? "none" : number(high);
   }
   element("by-group").placeholder = "all";
+  const steps = [...new Set(ROWS.step)].sort((a, b) => a - b);
+  const slider = element("step-slider");
+  slider.max = steps.length;
+  slider.addEventListener("input", () => { // the left end is all steps
+    const step = slider.value === "0" ? "" : String(steps[slider.value - 1]);
+    element("step-from").value = element("step-to").value = step;
+    element("step-shown").textContent = step || "all";
+  });
   const form = element("filter").querySelector("form");
-  form.addEventListener("input", changed);
+  form.addEventListener("input", (event) => {
+    if (event.target.id === "by-text") return; // searchText
+    if (event.target.type === "number") element("step-shown").textContent = "", slider.value = 0;
+    changed(event.target.id === "order");
+  });
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", () => {
-    list.onset = null;
+    list.onset = list.text = null;
+    element("step-shown").textContent = "all";
     setTimeout(changed); // after the fields are empty
   });
   element("by-onset").addEventListener("click", () => {

@@ -45,7 +45,11 @@ function outline(values, record, low, high) {
 }
 
 function strip(record, name, values, about, kind) {
-  const [low, high] = range(values, record);
+  let [low, high] = range(values, record);
+  if (kind === "credit" && record.advantage) {
+    low = Math.min(low, Math.sign(record.advantage));
+    high = Math.max(high, Math.sign(record.advantage));
+  }
   const row = make("div", `strip ${kind}`);
   const label = make("span", "name", name);
   label.append(make("small", "", about(low, high)));
@@ -62,8 +66,11 @@ function strip(record, name, values, about, kind) {
   for (const [start, stop, onset] of record.boxes) {
     drawing.append(shape("rect", { class: onset ? "span opened" : "span", x: start, y: 0, width: stop - start, height: 100 }));
   }
-  const zero = (100 * high) / (high - low || 1);
-  drawing.append(shape("path", { class: "zero", d: `M0 ${zero.toFixed(1)}H${record.length}` }));
+  const level = (value) => (100 * (high - value)) / (high - low || 1);
+  drawing.append(shape("path", { class: "zero", d: `M0 ${level(0).toFixed(1)}H${record.length}` }));
+  if (kind === "credit" && record.advantage) { // what GRPO gives every token
+    drawing.append(shape("path", { class: "grpo", d: `M0 ${level(Math.sign(record.advantage)).toFixed(1)}H${record.length}` }));
+  }
   for (const sign of kind === "credit" ? ["praise", "blame"] : [""]) {
     const part = sign ? values.map((value) => (value > 0) === (sign === "praise") ? value : 0) : values;
     drawing.append(shape("path", { class: `curve ${sign}`, d: outline(part, record, low, high) }));
@@ -81,7 +88,7 @@ function drawStrips(sides, choose) {
   const whose = (side) => several ? ` ${METHODS[side.record.method].name}` : "";
   for (const side of sides) {
     const values = Float64Array.from({ length: side.record.length }, (_, t) => side.record.strength(t));
-    const about = (low, high) => `${signed(low)} to ${signed(high)}`;
+    const about = (low, high) => `${signed(low)} to ${signed(high)}${side.record.advantage ? ", dashed GRPO's" : ""}`;
     strips.push(strip(side.record, `credit${whose(side)}`, values, about, "credit"));
   }
   const seen = new Set();

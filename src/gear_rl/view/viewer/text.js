@@ -40,7 +40,7 @@ function write(node, text) {
 function tokenNode(record, t, full) {
   const strength = record.strength(t);
   const kind = !record.trained(t) ? "off" : strength > 0 ? "praise" : strength < 0 ? "blame" : "";
-  const node = make("span", `t ${kind}`);
+  const node = make("span", `t ${kind}${t === record.mistake ? " mistake" : ""}`);
   if (strength) node.style.setProperty("--s", Math.min(Math.abs(strength) / full, 1).toFixed(4));
   node.dataset.t = t;
   node.tabIndex = -1;
@@ -54,15 +54,13 @@ function boxNode(record, start, stop, onset) {
   return box;
 }
 
-// What a segment gets, in units of the advantage: one number, or its extremes where a method varies it within.
+// A segment's weight as in the terminal, or its credit at advantage 0; its extremes where a method varies it within.
 function worth(record, start, stop) {
-  let low = Infinity;
-  let high = -Infinity;
-  for (let t = start; t < stop; t++) {
-    low = Math.min(low, record.strength(t));
-    high = Math.max(high, record.strength(t));
-  }
-  return signed(low) === signed(high) ? signed(low) : `${signed(low)} to ${signed(high)}`;
+  const values = Array.from(record.advantage ? record.weight : record.credit).slice(start, stop).filter(Number.isFinite);
+  if (!values.length) return "";
+  const shown = (value) => record.advantage ? value.toFixed(1).replace("-", "−").replace("−0.0", "0.0") : signed(value);
+  const [low, high] = [shown(Math.min(...values)), shown(Math.max(...values))];
+  return `⟨${low === high ? low : `${low}..${high}`}⟩`;
 }
 
 function turnNode(record, t) {
@@ -146,10 +144,25 @@ function facts(record) {
 
 function legend(record, full) {
   const node = make("p", "legend");
-  node.append(make("span", "", `−${number(full)} blame`), make("span", "ramp"), make("span", "", `praise +${number(full)}`));
-  const one = record.advantage ? "1 is GRPO's, the completion's advantage" : `1 is ${number(record.unit)}, the largest credit`;
-  const unit = `white is no credit, ${one}; full colour from ${number(full)} on`;
+  node.append(make("span", "", `blame ×${number(full)}`), make("span", "ramp"), make("span", "", `praise ×${number(full)}`));
+  const one = record.advantage ? "×1 is GRPO's, the completion's advantage" : `×1 is ${number(record.unit)}, the largest credit`;
+  const unit = `white is no credit, ${one}; full colour from ×${number(full)} on`;
   node.append(make("span", "quiet", record.unit > 0 ? unit : "no credit: the advantage is 0"));
+  return node;
+}
+
+// The group's solution, with its first difference from the completion marked; null where no solution is known.
+function solutionNode(record) {
+  if (!record.solution) return null;
+  const node = make("section", "solution");
+  const [before, at, after] = record.solution;
+  const text = make("p", "question");
+  write(text, before);
+  const due = make("mark", "");
+  write(due, at);
+  text.append(due);
+  write(text, after || " ");
+  node.append(make("h3", "", "Right completion of the group, its first difference marked"), text);
   return node;
 }
 
