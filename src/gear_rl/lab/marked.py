@@ -204,12 +204,7 @@ def marked_material(
     engine = _engine(run, batch)
     config = CreditConfig(**{name: settings[name] for name in settings if hasattr(CreditConfig, name)})
     config.privileged_column = None  # read into the row already
-    made: list[tuple[Marked, Case]] = []
-    for one in lines:
-        try:
-            made.append((one, _case(one, engine, config, max_tokens)))
-        except UnusableError as why:
-            aside.append((one.line, str(why)))
+    made = _cases_of(lines, aside, lambda one: _case(one, engine, config, max_tokens))
     for line, why in aside[:REPORTED]:
         say(f"line {line}: {why}; set aside")
     _check_usable(made, aside, path)
@@ -240,6 +235,19 @@ def marked_material(
             "set_aside": [{"line": line, "reason": why} for line, why in sorted(aside)],
         },
     )
+
+
+def _cases_of(
+    lines: Sequence[Marked], aside: list[tuple[int, str]], case_of: Callable[[Marked], Case]
+) -> list[tuple[Marked, Case]]:
+    """The lines with their cases; those that cannot be used are put aside."""
+    made: list[tuple[Marked, Case]] = []
+    for one in lines:
+        try:
+            made.append((one, case_of(one)))
+        except UnusableError as why:
+            aside.append((one.line, str(why)))
+    return made
 
 
 def _run_to_score(model: str, words: Sequence[str]) -> RunConfig:

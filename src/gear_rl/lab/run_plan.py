@@ -57,7 +57,7 @@ def plan_of_run(
     refuses.
     """
     from gear_rl.engines.trl.config import GEARConfig
-    from gear_rl.runs.trl_run import check_run, load_data
+    from gear_rl.runs.trl_run import check_run
 
     given = config.trainer
     steps = given.get("max_steps") if steps is None else steps
@@ -67,18 +67,7 @@ def plan_of_run(
         )
     if given.get("resume_from_checkpoint"):
         raise InputError("resume_from_checkpoint: a comparison begins every run anew; leave it out")
-    train, held_out = load_data(config)
-    if held_out is None:
-        count = min(len(train) // 4, 4 * USUAL_ROWS // 3)
-        log.warning("held_out: missing; %d of %d rows judge, and no method trains on them", count, len(train))
-        config = config.model_copy(update={"held_out": count or None})
-        train, held_out = load_data(config)
-    rows, _ = held_out_tiers(held_out)
-    if len(rows) < LEAST_ROWS:
-        raise InputError(
-            f"held_out: {len(rows)} rows; a comparison needs {LEAST_ROWS} at least, as held_out (a count or a "
-            "share) or eval_dataset"
-        )
+    config, train, rows = _with_held_out(config)
     n_eval = min(n_usual, len(reported_part(range(len(rows)), rates))) if n_eval is None else n_eval
     check_counts(range(len(rows)), n_eval, rates, seeds=seeds, steps=steps, samples=samples)
     usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
@@ -121,6 +110,25 @@ def plan_of_run(
         samples=samples,
         run=run,
     )
+
+
+def _with_held_out(config: RunConfig) -> tuple[RunConfig, Any, list[dict[str, Any]]]:
+    """The run with held-out rows, of its own where it names none; the rows that train and those that judge."""
+    from gear_rl.runs.trl_run import load_data
+
+    train, held_out = load_data(config)
+    if held_out is None:
+        count = min(len(train) // 4, 4 * USUAL_ROWS // 3)
+        log.warning("held_out: missing; %d of %d rows judge, and no method trains on them", count, len(train))
+        config = config.model_copy(update={"held_out": count or None})
+        train, held_out = load_data(config)
+    rows, _ = held_out_tiers(held_out)
+    if len(rows) < LEAST_ROWS:
+        raise InputError(
+            f"held_out: {len(rows)} rows; a comparison needs {LEAST_ROWS} at least, as held_out (a count or a "
+            "share) or eval_dataset"
+        )
+    return config, train, rows
 
 
 def _digest_of_inputs(

@@ -113,6 +113,12 @@ class _Runs:
         """Methods that are compared with the baseline; 1 at least."""
         return max(1, sum(not self.is_baseline(name) and name != self.ceiling for name in self.cells))
 
+    @property
+    def failed(self) -> tuple[tuple[str, int, str], ...]:
+        """Method, seed and reason."""
+        cells = [(name, seed, cell) for name, row in self.cells.items() for seed, cell in row.items()]
+        return tuple((name, seed, cell.error) for name, seed, cell in cells if cell.error is not None)
+
     def curves(self, method: str) -> dict[int, Curve]:
         """Of the seeds that finished."""
         return {s: curve for s, cell in self.cells[method].items() if (curve := cell.curve(self.outcome))}
@@ -167,8 +173,7 @@ def compare(
     """
     finished = [cell for cell in cells if cell.error is None]
     first = finished[0] if finished else None
-    ranges = [cell.rewards for cell in finished if cell.rewards is not None]
-    rewards = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
+    rewards = _range_of_rewards(finished)
     full_marks = first.full_marks if first else 1.0
     low, high = rewards or (0.0, 0.0)
     marks = max(abs(full_marks), high - low) if outcome == "reward" else 1.0
@@ -183,7 +188,6 @@ def compare(
     problem = _baseline_problem([cell for cell in finished if cell.method == baseline], outcome)
     problem = problem or _ceiling_problem(gain)
     seeds = sorted({cell.seed for cell in cells})
-    rows = list(runs.cells.items())
     return Comparison(
         task=cells[0].task,
         tier=cells[0].tier,
@@ -201,12 +205,16 @@ def compare(
         advice=next((do for why, do in _ADVICE.items() if (problem or "").startswith(why)), None),
         ceiling_gain=gain,
         verdicts=tuple(_verdict(method, runs, gain, problem) for method in runs.cells),
-        failed=tuple(
-            (m, seed, cell.error) for m, row in rows for seed, cell in row.items() if cell.error is not None
-        ),
-        missing=tuple((method, seed) for method, row in rows for seed in seeds if seed not in row),
+        failed=runs.failed,
+        missing=tuple((name, seed) for name, row in runs.cells.items() for seed in seeds if seed not in row),
         cells=tuple(cells),
     )
+
+
+def _range_of_rewards(cells: Sequence[Cell]) -> tuple[float, float] | None:
+    """The lowest and the highest held-out reward."""
+    ranges = [cell.rewards for cell in cells if cell.rewards is not None]
+    return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
 
 def _by_method(cells: Sequence[Cell], baseline: str) -> dict[str, dict[int, Cell]]:
