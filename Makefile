@@ -7,7 +7,7 @@ VENV_VERL ?= .venv-verl
 VERL := $(VENV_VERL)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-lm test-processors test-oldest-processor test-newest-trl faults test-verl install-verl campaign bench pages docs docs-serve release check format picture clean
+.PHONY: help install demo test test-lm test-processors test-oldest-processor test-newest-trl faults test-verl install-verl test-vllm campaign bench pages docs docs-serve release check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 18
 
@@ -42,7 +42,8 @@ test-lm: $(VENV)/.dev ## Fetch a pretrained model of 135M weights, and run the t
 
 # What a last bit could change: kernels, signals, thresholds, placebos, tables that documents show.
 SENSITIVE ?= tests/tensor tests/methods tests/signals \
-  $(addprefix tests/lab/test_,informed.py localisation.py report.py statistics.py verdict.py)
+  tests/credit/test_contexts.py tests/credit/test_teacher_check.py tests/credit/test_teacher_prompts.py \
+  $(addprefix tests/lab/test_,findings.py localisation.py plots.py statistics.py teacher_scores.py teacher_verdict.py verdict.py)
 
 # torch.compile's cache does not know the capability: what was compiled for another does not build here.
 test-processors: test-oldest-processor ## Run the tests that numbers could fail, as on two older processors
@@ -82,6 +83,14 @@ install-verl: $(VENV_VERL)/.project ## Make the virtual environment with verl, v
 
 test-verl: $(VENV_VERL)/.project ## Train for real with unmodified verl on the CPU, and test what came out
 	TRL_PYTHON=$(abspath $(wildcard $(BIN)/python)) $(VERL) -m pytest tests/verl_cpu $(ARGS)
+
+# TRL in a folder beside the environment's own packages: where verl's workers find it, they die.
+$(VENV_VERL)/.trl: $(VENV_VERL)/.project constraints.txt
+	$(VERL) -m pip --disable-pip-version-check install -q --no-deps --upgrade --target $(VENV_VERL)/trl $$(grep '^trl==' constraints.txt)
+	@touch $@
+
+test-vllm: $(VENV_VERL)/.trl ## Train for real with TRL and vLLM on the CPU, in the environment of test-verl
+	OMP_NUM_THREADS=1 PYTHONPATH=$(VENV_VERL)/trl $(VERL) -m pytest tests/trl_vllm $(ARGS)
 
 campaign: $(VENV)/.dev ## Kill runs many times over: what is lost, what leaks
 	PYTHONPATH=src:.:tests OMP_NUM_THREADS=1 $(BIN)/python -m campaign --out results/campaign.json --page docs/checkpoints.md $(ARGS)

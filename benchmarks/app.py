@@ -90,6 +90,9 @@ def step(
             help="In place of the arena: the file of a gear train run, with its own rollouts per step."
         ),
     ] = None,
+    vllm: Annotated[
+        bool, typer.Option(help="Sample with vLLM in this process (in the environment of make test-vllm).")
+    ] = False,
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -100,7 +103,7 @@ def step(
     _check_groups(rollouts)
     from benchmarks.step import bench_step, step_cells
     from gear_rl.runs.arena import task_of
-    from gear_rl.runs.config import load_config
+    from gear_rl.runs.run_config import load_config
 
     show_log()
     result = bench_step(
@@ -112,6 +115,7 @@ def step(
         repeats=repeats,
         rollouts=rollouts,
         console=error_console,
+        vllm=vllm,
     )
     result |= {"command": command_line(PROGRAM), "machine": machine()}
     deliver(result, step_cells, out, as_json)
@@ -207,7 +211,7 @@ def words(
 
     from benchmarks import words as experiment
     from gear_rl.lab.lineup import parse_methods, split_methods
-    from gear_rl.runs.models import resolve_model
+    from gear_rl.runs.model_wheels import resolve_model
 
     named = parse_methods(split_methods(methods))
     name = resolve_model(model)
@@ -253,7 +257,7 @@ def rates(
     from dataclasses import replace
 
     from benchmarks import rates as experiment
-    from gear_rl.lab.compare import plan_of
+    from gear_rl.lab.comparison import plan_of
     from gear_rl.lab.lineup import split_methods
 
     plan = plan_of(split_methods(methods), task=task, tier=tier, seeds=1)

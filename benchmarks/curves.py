@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks.results import Cells
 from benchmarks.tables import lines_of
 from gear_rl.cli.compare import run_plan_with_bar
-from gear_rl.lab.compare import findings_of, plan_of
+from gear_rl.lab.comparison import findings_of, plan_of
 from gear_rl.view.picture import figure_style, write_figure
 
 METHODS = "gear,shuffled,random_onsets,rlsd,oar_g,entropy_forks"

@@ -11,8 +11,8 @@ from benchmarks.signals import signals_cells
 from benchmarks.step import step_cells
 from benchmarks.tables import RESULTS, TABLES
 from gear_rl.cli.methods import COSTS
+from gear_rl.lab.findings import read_runs
 from gear_rl.lab.plots import drawings, write_png
-from gear_rl.lab.report import read_runs
 
 ROOT = RESULTS.parent
 MEASURED = {

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import Cells
-from gear_rl.lab.compare import Plan, best_rate
+from gear_rl.lab.comparison import Plan, best_rate
 from gear_rl.lab.training import run_cells
 
 RULES: dict[str, Callable[[Sequence[float]], float]] = {

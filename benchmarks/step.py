@@ -1,10 +1,11 @@
 """A method's whole training step over GRPO's, the trainers taking turns step by step."""
 
+import os
 import statistics
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -18,13 +19,14 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 
 from benchmarks.measure import now
 from benchmarks.results import Cells
+from benchmarks.vllm_rollouts import one_engine, with_vllm
 from gear_rl.errors import InputError
-from gear_rl.lab.own import QUIET
+from gear_rl.lab.run_plan import QUIET
 from gear_rl.method_builder import build_method
 from gear_rl.runs.arena import arena_config, rewards_for
-from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
-from gear_rl.runs.trainer import make_trainer
+from gear_rl.runs.run_config import RunConfig
+from gear_rl.runs.trl_run import make_trainer
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.traits import engine_settings_of
 from gear_rl.versions import versions
@@ -47,13 +49,15 @@ def bench_step(
     rollouts: int,
     console: Console,
     run: RunConfig | None = None,
+    vllm: bool = False,
 ) -> dict[str, Any]:
     """Seconds of the method's training step over plain GRPO's, and the share of each part.
 
     Two trainers live in one process, with the same seed and data, and take turns after every step, so that
     whatever else the machine does falls on both. The GRPO is TRL's, without a credit pass. A repeat's ratio is
     that of the sums over its steps; the first step warms up and does not count. Shares are of GRPO's step.
-    ``run`` replaces the arena's task.
+    ``run`` replaces the arena's task. With ``vllm`` both sample with one vLLM in this process, which loads the
+    weights of the trainer whose turn it is, as in every step of a run.
     """
     if repeats < 1 or steps < 2:
         raise InputError(f"--steps {steps} --repeats {repeats}: give 2 steps or more, and 1 repeat or more")
@@ -69,7 +73,12 @@ def bench_step(
         accumulated = run.trainer.get("gradient_accumulation_steps", 1)
         rollouts = run.trainer.get("per_device_train_batch_size", 8) * accumulated
     rows: list[tuple[_Clock, _Clock]] = []
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+    if vllm:
+        configured = partial(with_vllm, configured)
+    with (
+        one_engine() if vllm else nullcontext(),
+        Progress(console=console, disable=not console.is_terminal, transient=True) as bar,
+    ):
         work = bar.add_task(f"measuring {name}", total=repeats)
         for repeat in range(repeats):
             rows.append(_both(partial(configured, steps=steps, seed=repeat), (BASE, {}), (credit, settings)))
@@ -90,6 +99,7 @@ def bench_step(
         "repeats": repeats,
         "rollouts_per_step": rollouts,
         "threads": threads,
+        "generation": "vLLM, colocate" if vllm else "transformers",
         "credit": credit,
         "engine": settings,
         "ratio": round(statistics.median(ratios), 3),
@@ -104,6 +114,16 @@ def bench_step(
     }
 
 
+def letters_reward(completions: list[Any], **columns: Any) -> list[float]:
+    """The number of different letters: no two completions are equal, so that all are scored, the dearest case.
+
+    >>> letters_reward(["abba", "abc"])
+    [2.0, 3.0]
+    """
+    texts = [own if isinstance(own, str) else own[-1]["content"] for own in completions]
+    return [float(len({*text.lower()} - {" "})) for text in texts]
+
+
 def step_cells(result: Mapping[str, Any]) -> Cells:
     """The shares of both steps as a table."""
     name = result["method"]
@@ -111,8 +131,10 @@ def step_cells(result: Mapping[str, Any]) -> Cells:
         (part, f"{row['grpo']:.1%}", f"{row[name]:.1%}", f"{row['more']:+.1%}")
         for part, row in result["shares_of_grpo_step"].items()
     ]
+    sampling = f", {result['generation']}" if "generation" in result else ""
     title = (
-        f"{result['task']}/{result['tier']}, {result['rollouts_per_step']} rollouts a step: {name} costs "
+        f"{result['task']}/{result['tier']}, {result['rollouts_per_step']} rollouts a step{sampling}: {name} "
+        "costs "
         f"{result['ratio']:.2f} of GRPO's step ({result['least']:.2f} to {result['most']:.2f})"
     )
     return Cells(title, ("part of the step, of GRPO's whole", "GRPO", name, "more"), rows, [])
@@ -188,7 +210,7 @@ def _both(
         ]
         first = configs[0].trainer["seed"] % 2
         turns = [threading.Semaphore(int(me == first)) for me in (0, 1)]
-        trainers = [make_trainer(config) for config in configs]
+        trainers = [_alone(config) for config in configs]
         # Not a method without effect, but no credit step at all.
         trainers[0]._shaped_advantages = itemgetter("advantages")
         for me, trainer in enumerate(trainers):
@@ -215,6 +237,12 @@ def _both(
     if errors:
         raise errors[0]
     return clocks
+
+
+def _alone(config: RunConfig) -> Any:
+    """The trainer, without what TRL puts into the environment for vLLM: the next one would take it for DDP's."""
+    with patch.dict(os.environ):
+        return make_trainer(config)
 
 
 def _time_parts(trainer: Any, clock: _Clock) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from gear_rl.cli.methods import COSTS
-from gear_rl.lab.report import read_runs
+from gear_rl.lab.findings import read_runs
 from gear_rl.lab.statistics import Interval
 from gear_rl.lab.verdict import Comparison, Verdict, compare
 

@@ -26,11 +26,11 @@ from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 from gear_rl.lab.marked import marked_material
 from gear_rl.lab.sampling import sample
-from gear_rl.lab.score import score
+from gear_rl.lab.scoring import score
 from gear_rl.lab.statistics import bootstrap_interval
-from gear_rl.lab.teacher import sampling_config, teacher_config
+from gear_rl.lab.teacher_scores import sampling_config, teacher_config
 from gear_rl.runs.machine import machine_defaults
-from gear_rl.runs.trainer import make_trainer
+from gear_rl.runs.trl_run import make_trainer
 
 CONTEXTS = {"solution": "worked solution", "answer": "answer alone"}
 """Column that the teacher is shown, and its name."""

@@ -26,12 +26,12 @@ from transformers import set_seed
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from gear_rl.credit.config import DEFAULT_TEMPLATE
+from gear_rl.credit.credit_config import DEFAULT_TEMPLATE
 from gear_rl.credit.teacher_prompts import render
 from gear_rl.data.rows import load_rows
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.runs.machine import machine_defaults
-from gear_rl.runs.models import resolve_model
+from gear_rl.runs.model_wheels import resolve_model
 
 
 def demonstrations(

@@ -90,7 +90,7 @@ def test_every_command_of_a_page_is_one_that_the_command_line_takes(page, comman
     """Commands and options exist and values are of their kind; settings after them are those of a run's file."""
     import typer.main
 
-    from gear_rl.runs.config import load_config
+    from gear_rl.runs.run_config import load_config
 
     loop = {"credit": "gear"}  # variables of a shell's loop; the others are numbers
     said = re.sub(r"\$(\w+)", lambda variable: loop.get(variable[1], "1"), command.partition(" > ")[0])

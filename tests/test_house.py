@@ -47,6 +47,31 @@ CORE = {"types", "traits", "rollouts", "engine", "tensor", "methods", "model", "
 ON_REQUEST = {"signals/transport.py": {"ot"}, "signals/steps.py": {"transformers"}}
 """Libraries that one file of those packages may import, inside a function: POT solves transport, transformers
 loads a process reward model."""
+TESTED_ELSEWHERE = {
+    "cli/compare": "lab/test_comparison.py",
+    "cli/export": "runs/test_launch_files.py",
+    "cli/model": "runs/test_model_wheels.py",
+    "cli/starters/maths/reward": "cli/test_init.py",
+    "cli/starters/tools/environment": "cli/test_init.py",
+    "cli/teacher": "lab/test_teacher_scores.py",
+    "credit/plan": "credit/test_credit_step.py",
+    "engines/verl/worker": "verl_cpu/test_sharded.py",
+    "lab/sft": "lab/test_run_plan.py",
+    "runs/tiny_model": "test_docs.py",
+    "runs/verl/credit_trainer": "verl_cpu/test_parity.py",
+    "runs/verl/plugin": "verl_cpu/test_refused.py",
+}
+"""Modules with neither a test file nor an executed example of their own: a command that calls one module, files
+of a user, types, and what verl alone runs."""
+TWICE = {
+    "engine": "each engine's folder has one, for engine.py",
+    "rollouts": "each engine's folder has one, for rollouts.py",
+    "problem": "each task of the arena has one",
+    "truth": "two tasks of the arena have one",
+    "model": "`gear model`, and the model of the arena",
+    "teacher": "`gear teacher`, and the weights of a teacher",
+}
+"""File names that stand more than once under src, on purpose."""
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
@@ -127,6 +152,34 @@ def test_the_name_of_a_function_has_a_noun():
     """`take_settings`, not `taken`; a method's noun is its object."""
     bare = {str(path.relative_to(ROOT)): bare_functions(ast.parse(path.read_text("utf-8"))) for path in FILES}
     assert not any(bare.values()), {file: names for file, names in bare.items() if names}
+
+
+def test_tests_follow_the_tree():
+    """`a/b/c.py` is tested by `test_c.py` or `test_b_c.py` in `tests/a`, a command by `test_c_command.py` too.
+
+    What an executed example shows needs no file.
+    """
+    tests = Path(__file__).parent
+    untested = list[str]()
+    for path in FILES:
+        *folders, name = path.relative_to(ROOT).with_suffix("").parts
+        names = ["_".join((*folders[n:], name)) for n in range(len(folders) + 1)]
+        names += [f"{name}_command"] if folders == ["cli"] else []
+        places = [tests.joinpath(*folders[:1]), *([tests / "verl_cpu"] if "verl" in folders else [])]
+        files = [place / f"test_{own}.py" for place in places for own in names]
+        if (
+            name != "__init__"
+            and ">>> " not in path.read_text("utf-8")
+            and not any(f.exists() for f in files)
+        ):
+            untested.append("/".join((*folders, name)))
+    assert {*untested} == {*TESTED_ELSEWHERE}
+    assert all((tests / file).exists() for file in TESTED_ELSEWHERE.values())
+
+
+def test_a_file_name_stands_once():
+    stems = [path.stem for path in FILES if path.stem != "__init__"]
+    assert {stem for stem in stems if stems.count(stem) > 1} == {*TWICE}
 
 
 def test_the_citation_names_this_release():

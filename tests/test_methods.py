@@ -9,7 +9,7 @@ from gear_rl.methods import METHODS
 from gear_rl.records import read_records
 from gear_rl.runs.arena import arena_config
 from gear_rl.runs.machine import quiet_libraries
-from gear_rl.runs.trainer import make_trainer
+from gear_rl.runs.trl_run import make_trainer
 from gear_rl.signals.signal import names_of
 from gear_rl.traits import distillation_of
 from support.commands import untouched

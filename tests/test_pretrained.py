@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from gear_rl.runs.models import kept_folder
+from gear_rl.runs.model_wheels import kept_folder
 from support.commands import gear
 
 pytestmark = pytest.mark.lm

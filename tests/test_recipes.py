@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gear_rl.method_builder import build_method
-from gear_rl.runs.config import RunConfig, load_config, trainer_settings
+from gear_rl.runs.run_config import RunConfig, load_config, trainer_settings
 from support.commands import gear
 
 ROOT = Path(__file__).parents[1]

@@ -28,7 +28,7 @@ import tempfile
 from pathlib import Path
 import pytest
 from gear_rl.errors import InputError
-from gear_rl.runs.verl.export import export, read_run
+from gear_rl.runs.verl.launch_files import export, read_run
 words = ["--model", "arena", "--dataset", "arena/easy", "--reward", "arena", "--held_out", "8"]
 words += ["--per_device_train_batch_size", "64", "--credit.alpha", "0.5", "--some_setting_of_trl", "1"]
 with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from gear_rl.records import read_records
-from gear_rl.view.groups import judge_groups
+from gear_rl.view.group_notes import judge_groups
 from gear_rl.view.html import save_html
 from gear_rl.view.picture import save_picture
 from gear_rl.view.run import save_run_page

@@ -37,11 +37,11 @@ import torch
 from benchmarks import forms
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.lab.cells import Cell, plain_fields
-from gear_rl.lab.own import plan_of_run
+from gear_rl.lab.run_plan import plan_of_run
 from gear_rl.lab.statistics import mean_interval
 from gear_rl.lab.training import Spec, read_cells, run_cells
-from gear_rl.runs.config import RunConfig
-from gear_rl.runs.models import resolve_model
+from gear_rl.runs.model_wheels import resolve_model
+from gear_rl.runs.run_config import RunConfig
 
 GATE = ("truth=benchmarks.forms:FieldTruth",)
 GATE_RATES = (8e-4, 2e-3)

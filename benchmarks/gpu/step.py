@@ -27,8 +27,8 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 import benchmarks.step
 from benchmarks.measure import now
 from benchmarks.step import bench_step
-from gear_rl.runs.config import RunConfig
-from gear_rl.runs.trainer import make_trainer
+from gear_rl.runs.run_config import RunConfig
+from gear_rl.runs.trl_run import make_trainer
 
 QWEN3_1_7B: dict[str, Any] = {
     "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "vocab_size": 151936,

@@ -47,7 +47,7 @@ def on_files(files, config):
 def _settings() -> str:
     """Every setting that ``GEARConfig`` has beside TRL's, in groups."""
     package = _package()
-    classes = [package["credit.config.CreditConfig"], package["engines.trl.config.GEARConfig"]]
+    classes = [package["credit.credit_config.CreditConfig"], package["engines.trl.config.GEARConfig"]]
     fields = {name: one for cls in classes for name, one in cls.attributes.items()}
     rows: dict[str, str] = dict.fromkeys(GROUPS, "")
     for name, field in fields.items():

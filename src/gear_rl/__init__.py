@@ -12,11 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gear_rl.credit.config import CreditConfig
     from gear_rl.credit.contexts import Rollout
+    from gear_rl.credit.credit_config import CreditConfig
     from gear_rl.credit.own_loop import LocalEngine, token_advantages
     from gear_rl.engines.trl import GEARConfig, GEARTrainer
     from gear_rl.methods import METHODS, Gear, RandomOnsets, Rlsd, Shuffled, Uniform
+    from gear_rl.model.served import ServedTeacher
     from gear_rl.model.teacher import make_teacher
     from gear_rl.tensor.advantage import group_relative_advantage
     from gear_rl.traits import Scheduled
@@ -26,10 +27,11 @@ __version__ = "0.1.0"
 
 _HOME = {
     "credit.contexts": ("Rollout",),
-    "credit.config": ("CreditConfig",),
+    "credit.credit_config": ("CreditConfig",),
     "credit.own_loop": ("LocalEngine", "token_advantages"),
     "engines.trl": ("GEARConfig", "GEARTrainer"),
     "methods": ("METHODS", "Gear", "RandomOnsets", "Rlsd", "Shuffled", "Uniform"),
+    "model.served": ("ServedTeacher",),
     "model.teacher": ("make_teacher",),
     "tensor.advantage": ("group_relative_advantage",),
     "traits": ("Scheduled",),
@@ -49,6 +51,7 @@ __all__ = [
     "Rlsd",
     "Rollout",
     "Scheduled",
+    "ServedTeacher",
     "Shuffled",
     "TokenSignals",
     "Uniform",

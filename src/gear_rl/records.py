@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast, get_origin
 
@@ -74,14 +74,15 @@ class Record:
     def to_json(self) -> str:
         """One line of JSON; numbers to 6 significant digits, NaN and infinities as null."""
         short = json.loads(
-            json.dumps(asdict(self)),
+            json.dumps({name: getattr(self, name) for name in _NAMES}),
             parse_float=lambda digits: float(f"{float(digits):.6g}"),
             parse_constant=lambda _: None,
         )
         return json.dumps(short, ensure_ascii=False, separators=(",", ":"))
 
 
-_FIELDS = {f.name for f in fields(Record)}
+_NAMES = [f.name for f in fields(Record)]
+_FIELDS = {*_NAMES}
 _PER_TOKEN = [f.name for f in fields(Record) if get_origin(f.type) is list]
 _REQUIRED = _FIELDS - {"signals", "fallback", "context", "teacher_prompt", "tools", "truncated"}
 

@@ -53,6 +53,22 @@ class Completions:
     """True on tokens that are trained."""
     target_ids: Int[Tensor, "B T"] | None = None
     """Token id to score at each position; None for the sampled one."""
+    trained: Bool[Tensor, "B T"] | None = None
+    """False on the tokens that the engine's loss leaves out, though they were sampled: they belong to their turn
+    and have signals as every other, but no advantage. None where the loss leaves out none of the mask."""
+    truncated: Sequence[bool] = ()
+    """Whether each was cut off before it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """What became of the calls of a batch of rollouts."""
+
+    counts: Sequence[Mapping[str, int]]
+    """How many tools each rollout called, and how many calls failed of which kind."""
+    failure_of: Callable[[int, Mapping[str, Any]], str | None]
+    """As which of ``TOOL_FAILURES`` the call of rollout ``b`` that a tool message answers failed; None if it did
+    not."""
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device | str = "cpu") -> Prompts:
@@ -152,16 +168,8 @@ class RolloutBatch:
     ``anchor_states()`` are called where a method needs them. None where there are none."""
     logged: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     """What reward functions logged for each rollout, by name; of ``LOGGED`` the credit step reads."""
-    failure_of: Callable[[int, Mapping[str, Any]], str | None] = lambda rollout, message: None
-    """As which of ``TOOL_FAILURES`` the call of rollout ``b`` that a tool message answers failed; None if it did
-    not."""
-    tool_counts: Sequence[Mapping[str, int]] | None = None
-    """How many tools a rollout called, and how many calls failed of which kind; None without tools."""
-    truncated: Sequence[bool] = ()
-    """Whether the completion was cut off before it ended."""
-    trained: Bool[Tensor, "B T"] | None = None
-    """False on the tokens that the engine's loss leaves out, though they were sampled: they belong to their turn
-    and have signals as every other, but no advantage. None where the loss leaves out none of the mask."""
+    tools: ToolUse | None = None
+    """None without tools."""
 
     def __post_init__(self) -> None:
         count = len(self.completions.mask)
@@ -178,6 +186,10 @@ class RolloutBatch:
                 f"group: {min(self.group)} to {max(self.group)}; number prompts from 0, below num_rollouts "
                 f"({self.num_rollouts})"
             )
+
+    def failure_of(self, b: int, message: Mapping[str, Any]) -> str | None:
+        """As `ToolUse.failure_of`; None without tools."""
+        return None if self.tools is None else self.tools.failure_of(b, message)
 
     def has_reward(self) -> Bool[Tensor, " B"]:
         """True on the completions to which any reward function gave a reward."""

@@ -17,7 +17,7 @@ from gear_rl.arena.task import (
 )
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.errors import InputError
-from gear_rl.runs.config import load_config
+from gear_rl.runs.run_config import load_config
 
 every_task = pytest.mark.parametrize("task", all_tasks(), ids=lambda task: task.name)
 

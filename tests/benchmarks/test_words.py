@@ -8,7 +8,7 @@ import pytest
 from benchmarks import word_problems
 from benchmarks import words as experiment
 from gear_rl.lab.marked import Marked, read_marked
-from gear_rl.runs.config import load_config
+from gear_rl.runs.run_config import load_config
 
 ROW = {
     "prompt": "Anna has 17 pens ...",

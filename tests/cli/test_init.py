@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gear_rl.lab import compare
+from gear_rl.lab import comparison as compare
 from support.commands import gear
 
 

@@ -8,10 +8,11 @@ import torch
 
 import gear_rl.credit.step as credit_step
 from engines.probing import BY_SIZE, Probe
-from gear_rl.credit.config import CreditConfig
 from gear_rl.credit.contexts import contexts_of
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.siblings import finite_rows, leave_out_rows
 from gear_rl.methods import Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
+from gear_rl.rollouts import ToolUse
 from gear_rl.signals.table import SIGNALS
 from gear_rl.types import TokenSignals, is_per_row
 from support.batches import Letters, PlacesEngine, PlainEngine, batch_of
@@ -36,7 +37,7 @@ def rollouts(answers=("is 3",) * 8, **changes):
         "prompts": [[{"role": "user", "content": "a"}]] * 8,
         "rows": [{"answer": answer} for answer in answers],
         "messages": [[CALL, ANSWER] * row.strip("0").count("01") + [LAST] for row in TURNS],
-        "failure_of": lambda b, message: "raised" if b == 3 else None,
+        "tools": ToolUse(counts=[{}] * 8, failure_of=lambda b, message: "raised" if b == 3 else None),
     }
     return batch_of(torch.where(MASK, 3, 4), MASK, **{**settings, **changes})
 

@@ -6,13 +6,13 @@ import pytest
 
 from engines import tiny
 from gear_rl.engines.trl.config import GEARConfig, checked_arguments
-from gear_rl.lab.compare import plan_of
+from gear_rl.lab.comparison import plan_of
 from gear_rl.lab.material import arena_material
 from gear_rl.lab.training import cell_trainer
 from gear_rl.method_builder import build_method
 from gear_rl.methods import METHODS, Rlcsd, Rlsd, Uniform
-from gear_rl.runs.config import RunConfig
-from gear_rl.runs.trainer import make_trainer
+from gear_rl.runs.run_config import RunConfig
+from gear_rl.runs.trl_run import make_trainer
 from gear_rl.traits import engine_settings_of
 from support.commands import untouched
 

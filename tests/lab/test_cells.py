@@ -9,7 +9,7 @@ from gear_rl.credit.contexts import Rollout, find_contexts, wrong_contexts
 from gear_rl.engines.trl.evaluation import success_metrics
 from gear_rl.errors import InputError
 from gear_rl.lab.cells import outcome_of
-from gear_rl.lab.informed import Scored, verdict
+from gear_rl.lab.teacher_verdict import Scored, verdict
 from gear_rl.lab.training import score_of
 from gear_rl.runs.arena import sampled_rewards
 from lab.test_verdict import cell

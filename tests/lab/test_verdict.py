@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gear_rl.lab.cells import Cell
-from gear_rl.lab.report import read_runs, write_runs
+from gear_rl.lab.findings import read_runs, write_runs
 from gear_rl.lab.verdict import Comparison, Verdict, compare
 from lab.test_statistics import t_of_two
 

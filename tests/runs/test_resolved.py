@@ -5,8 +5,8 @@ import yaml
 from gear_rl.arena.task import get_task
 from gear_rl.cli.progress import ProgressLine
 from gear_rl.method_builder import build_method
-from gear_rl.runs.config import load_config
 from gear_rl.runs.resolved import RUN_FILE
+from gear_rl.runs.run_config import load_config
 from support.commands import gear
 
 WORDS = ("--model", "arena", "--dataset", "arena/chain/easy", "--reward", "arena", "--max_steps", "1")

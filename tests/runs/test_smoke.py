@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gear_rl.errors import InputError
-from gear_rl.runs.config import RunConfig
+from gear_rl.runs.run_config import RunConfig
 from gear_rl.runs.smoke import SPREAD, smoke, swap_settings
 
 ROWS = [{"q": f"{i} plus {i}", "a": str(2 * i)} for i in range(4)]

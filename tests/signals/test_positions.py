@@ -5,15 +5,10 @@ import torch
 from torch import nn
 
 from engines.positions import MODELS, made
-from gear_rl.model.forwards import padding_moves_positions, takes_positions
-from gear_rl.signals.confidence import AnswerConfidence
-from gear_rl.signals.saliency import AnswerActivation, AnswerGradient, AnswerOcclusion
 from signals.rows import prompts_of
 from signals.test_every_pass import COMPLETIONS, GIVEN, HINTED, PROMPTS
-from signals.test_score import EVERY, by_hand
+from signals.test_passes import EVERY, by_hand
 from support.scoring import score
-
-OWN_PASSES = (AnswerOcclusion(), AnswerGradient(noise_std=0.1), AnswerActivation(), AnswerConfidence())
 
 
 @pytest.fixture(params=MODELS)
@@ -58,24 +53,3 @@ def test_a_teacher_that_sees_the_same_prompt_diverges_by_nothing(model):
     long = prompts_of([PROMPTS[0], list(range(30, 50)), *PROMPTS[2:]])
     found = score(model, GIVEN, student, long, needs=["divergence"])
     assert found.divergence[[0, 2, 3]].max() < 1e-6 and found.divergence[1].max() > 1e-3
-
-
-# --- which model takes positions, and for which they matter ---------------------------------------------------
-
-TAKES = {"gpt2": True, "opt": True, "qwen3": True, "llama": True, "bloom": False}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", MODELS)
-def test_what_padding_moves(name, dtype):
-    model = made(name).to(dtype).train()
-    assert takes_positions(model) is TAKES[name]
-    assert padding_moves_positions(model) is (name == "gpt2")
-    assert all(module.training for module in model.modules())
-    # The definition: the same row with padding before it, as TRL's loss runs it.
-    model.float().eval()
-    row, mask = torch.tensor([[0] * 5 + [20, 21, 22]]), torch.tensor([[0] * 5 + [1] * 3])
-    with torch.no_grad():
-        there = model(input_ids=row, attention_mask=mask).logits[0, -1]
-        here = model(input_ids=row[:, 5:]).logits[0, -1]
-    assert bool((there - here).abs().max() > 0.05) is (name == "gpt2")

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from engines import tiny
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.step import step
 from gear_rl.engines.models import check_reward_model
 from gear_rl.methods import StepScores

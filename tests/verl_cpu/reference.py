@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 import gear_rl
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.step import step
 from gear_rl.method_builder import build_method
 from gear_rl.rollouts import RolloutBatch

@@ -11,7 +11,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
 from gear_rl.arena.model import load
-from gear_rl.engines.verl.batch import SEEN
+from gear_rl.engines.verl.rollouts import SEEN
 from gear_rl.runs.verl.agent_loop import EnvironmentLoop
 from verl_cpu.tasks import THINKING_OFF
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gear_rl.runs.models import kept_folder
+from gear_rl.runs.model_wheels import kept_folder
 from verl_cpu.harness import ACTOR, MACHINE, ROLLOUT, run
 
 GEAR = [sys.executable, "-c", "from gear_rl.cli import main; main()"]

@@ -11,8 +11,8 @@ import verl
 from gear_rl.cli.doctor import registration_fault
 from gear_rl.engines.verl import checks
 from gear_rl.errors import InputError
-from gear_rl.runs.verl.export import export, hydra_value, read_run
-from gear_rl.runs.verl.settings import read_config
+from gear_rl.runs.verl.hydra_settings import read_config
+from gear_rl.runs.verl.launch_files import export, hydra_value, read_run
 from support.launching import options, overrides
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load, tokens
 from gear_rl.arena.task import TEMPLATE, Reference, Task
 from gear_rl.credit.teacher_prompts import render
 from gear_rl.runs.arena import arena_config
-from gear_rl.runs.trainer import make_trainer
+from gear_rl.runs.trl_run import make_trainer
 from tools.arena.errands import tools
 
 REFERENCES: tuple[Reference, ...] = ("trace", "answer", "shuffled")

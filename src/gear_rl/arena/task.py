@@ -14,7 +14,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
-from gear_rl.arena.truth import Truth, token_texts
+from gear_rl.arena.token_truth import Truth, token_texts
 
 TASKS: dict[str, "Task | str"] = {
     "chain": "gear_rl.arena.chain:TASK",

@@ -31,8 +31,8 @@ from gear_rl.errors import InputError
 
 if TYPE_CHECKING:
     from gear_rl.lab.cells import Cell
-    from gear_rl.lab.compare import Plan
-    from gear_rl.lab.report import Findings
+    from gear_rl.lab.comparison import Plan
+    from gear_rl.lab.findings import Findings
     from gear_rl.lab.verdict import Verdict
 
 
@@ -84,9 +84,9 @@ def compare(
     only. Further tiers of eval_dataset are shown beside.
     """
     from gear_rl.lab.cells import RUNS
-    from gear_rl.lab.compare import findings_of, plan_of
+    from gear_rl.lab.comparison import findings_of, plan_of
+    from gear_rl.lab.findings import save
     from gear_rl.lab.lineup import split_methods
-    from gear_rl.lab.report import save
     from gear_rl.lab.statistics import LEAST
     from gear_rl.runs.arena import task_of
 
@@ -102,8 +102,8 @@ def compare(
         preset = {name: value for name, value in QUICK.items() if name != "methods"}
         options |= {name: value for name, value in preset.items() if not is_given(context, name)}
     if config is not None or any(word.startswith(("--model", "--dataset")) for word in context.args):
-        from gear_rl.lab.own import plan_of_run
-        from gear_rl.runs.config import load_config
+        from gear_rl.lab.run_plan import plan_of_run
+        from gear_rl.runs.run_config import load_config
 
         why = "is for the arena's tasks; leave it out with your own data"
         refuse(context, "task", "tier", "rollouts", why=why)
@@ -142,7 +142,7 @@ def run_plan_with_bar(
     plan: "Plan", folder: Path, *, jobs: int, console: Console
 ) -> tuple[list["Cell"], dict[str, dict[str, Any]]]:
     """``run_plan`` with a progress bar; a run that fails is printed at once."""
-    from gear_rl.lab.compare import run_plan
+    from gear_rl.lab.comparison import run_plan
 
     with progress_bar(console, "runs ") as progress:
         done = total = 0

@@ -32,8 +32,8 @@ def demo(
     """
     from gear_rl.records import RECORDS, read_records
     from gear_rl.runs.arena import arena_config, task_of
-    from gear_rl.runs.config import parse_overrides, put_word
-    from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
+    from gear_rl.runs.run_config import parse_overrides, put_word
+    from gear_rl.view.group_notes import is_weight_on_mistake, judge_groups, share_note
     from gear_rl.view.terminal import choose, rollout_panel
     from gear_rl.yaml_values import parse_word
 

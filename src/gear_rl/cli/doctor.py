@@ -15,7 +15,7 @@ from rich.table import Table
 from gear_rl.cli.console import out_console
 from gear_rl.errors import InputError
 from gear_rl.runs.machine import FEW_CORES, has_bfloat16
-from gear_rl.runs.models import NAME, kept_folder
+from gear_rl.runs.model_wheels import NAME, kept_folder
 from gear_rl.versions import PACKAGES, versions
 
 _TRL = ("torch", "jaxtyping", "trl", "transformers", "accelerate", "datasets")
@@ -151,8 +151,8 @@ def registration_fault() -> str | None:
 
     Loads verl and torch. An exception is given by the last line of its traceback.
     """
-    from gear_rl.engines.verl.batch import AGENT_NAME
     from gear_rl.engines.verl.checks import TRAINERS
+    from gear_rl.engines.verl.rollouts import AGENT_NAME
 
     try:
         with warnings.catch_warnings():

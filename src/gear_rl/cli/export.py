@@ -26,7 +26,7 @@ def verl(
 
     gear export verl --config examples/math_qwen3_4b.yaml --out runs/verl --gpus 8
     """
-    from gear_rl.runs.verl.export import export, read_run
+    from gear_rl.runs.verl.launch_files import export, read_run
 
     show_log()
     done = export(read_run(config, context.args), out, gpus=gpus, prompt_tokens=prompt_tokens, say=say)

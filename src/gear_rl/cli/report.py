@@ -32,7 +32,7 @@ def report(
 
 def _comparison_page(file: Path) -> Path:
     from gear_rl.lab.cells import RUNS
-    from gear_rl.lab.report import read_runs, save_report
+    from gear_rl.lab.findings import read_runs, save_report
 
     page = file.with_suffix(".html") if file.name != RUNS else file.with_name("report.html")
     try:

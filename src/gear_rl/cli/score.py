@@ -78,7 +78,7 @@ def score(
     chosen = parse_methods(split_methods(methods))
     from gear_rl.lab.marked import marked_material
     from gear_rl.lab.material import arena_material
-    from gear_rl.lab.score import score as score_credit
+    from gear_rl.lab.scoring import score as score_credit
     from gear_rl.runs.arena import task_of
 
     if data is None:

@@ -33,8 +33,8 @@ def teacher(
     Settings may follow as in gear train: --privileged_column answer, --max_completion_length 64,
     --teacher_model PATH, --columns.prompt question.
     """
-    from gear_rl.lab.informed import as_dict, sentences
-    from gear_rl.lab.teacher import examine, teacher_config
+    from gear_rl.lab.teacher_scores import examine, teacher_config
+    from gear_rl.lab.teacher_verdict import as_dict, sentences
 
     show_log(logging.WARNING)
     run = teacher_config(config, model, data, reward, context.args)

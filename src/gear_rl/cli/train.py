@@ -8,7 +8,7 @@ import typer
 from gear_rl.cli.console import error_console, say, show_log
 
 if TYPE_CHECKING:
-    from gear_rl.runs.config import RunConfig
+    from gear_rl.runs.run_config import RunConfig
 
 
 def train(
@@ -43,8 +43,8 @@ def train(
     gear train --model arena --dataset arena --reward arena --max_steps 20
     """
     from gear_rl.method_builder import build_method
-    from gear_rl.runs.config import load_config, load_outline
-    from gear_rl.runs.trainer import check_folder, check_names
+    from gear_rl.runs.run_config import load_config, load_outline
+    from gear_rl.runs.trl_run import check_folder, check_names
 
     outline = load_outline(config, context.args)
     check_names(outline)
@@ -54,7 +54,7 @@ def train(
     if dry_run:
         import yaml
 
-        from gear_rl.runs.trainer import check_run, check_trackers, load_data
+        from gear_rl.runs.trl_run import check_run, check_trackers, load_data
 
         check_trackers(chosen)
         check_run(chosen, load_data(chosen)[0])
@@ -79,7 +79,7 @@ def train_with_report(config: "RunConfig", *, overwrite: bool, source: Path | No
     from gear_rl.cli.progress import ProgressLine
     from gear_rl.health import conclusion
     from gear_rl.runs.resolved import how_to_go_on
-    from gear_rl.runs.trainer import train as run
+    from gear_rl.runs.trl_run import train as run
     from gear_rl.view.run import save_run_page
 
     show_log()

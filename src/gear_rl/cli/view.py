@@ -22,7 +22,7 @@ def view(
     """Show the credit of recorded completions: terminal, picture or page."""
     from gear_rl.lab.cells import RUNS
     from gear_rl.records import RECORDS, read_records
-    from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
+    from gear_rl.view.group_notes import is_weight_on_mistake, judge_groups, share_note
     from gear_rl.view.html import save_html
     from gear_rl.view.picture import save_picture
     from gear_rl.view.terminal import choose, rollout_panel

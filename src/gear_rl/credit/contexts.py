@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gear_rl.credit.config import (
+from gear_rl.credit.control_tokens import control_pattern, defuse_text
+from gear_rl.credit.credit_config import (
     NO_CONTRAST,
     PRIVILEGED_COLUMNS,
     CreditConfig,
     check_sources,
 )
-from gear_rl.credit.control_tokens import control_pattern, defuse_text
 from gear_rl.engine import Engine
 from gear_rl.environments import PRIVILEGED_CONTEXT, is_blocks, texts_of, value_of
 from gear_rl.files import without_null

@@ -129,15 +129,8 @@ def distillation_sums(
             temperature=given.temperature,
             max_nats=given.max_nats,
         )
-        factor = batch.weight[places].float()
-        if given.ratio_clip is not None:
-            now = logprob.detach()
-            if engines_hidden is not hidden and batch.old_logprob is not None:
-                # The old log-prob is that of the engine's positions, so the new one must be too.
-                with torch.no_grad():
-                    now = token_logprobs(engines_hidden[places], batch.ids[places], head)
-            old = now if batch.old_logprob is None else batch.old_logprob[places]
-            factor = factor * importance_ratio(now, old.detach(), given.ratio_clip)
+        moved = engines_hidden[places] if engines_hidden is not hidden else None
+        factor = _weights_of_terms(batch, logprob.detach(), moved, head)
         finite = terms.detach().isfinite() & factor.isfinite()
         # Both are replaced: 0 times what is not finite is NaN, in the backward pass as well.
         distilled = (torch.where(finite, factor, 0.0) * torch.where(finite, terms, 0.0)).sum()
@@ -154,6 +147,26 @@ def distillation_sums(
         anchored = given.anchor_weight * penalty.sum()
         counts[2] += (known & ~finite).sum()
     return distilled, anchored, counts
+
+
+def _weights_of_terms(
+    batch: DistilledBatch,
+    now: Float[Tensor, " N"],
+    engines_hidden_ND: Float[Tensor, "N D"] | None,
+    head: Head,
+) -> Float[Tensor, " N"]:
+    """The weight of every distilled token, times its importance ratio; ``now`` are the tokens' log-probs."""
+    places, clip = batch.distilled, batch.distillation.ratio_clip
+    weight = batch.weight[places].float()
+    if clip is None:
+        return weight
+    if batch.old_logprob is None:
+        return weight * importance_ratio(now, now, clip)
+    if engines_hidden_ND is not None:
+        # The old log-prob is that of the engine's positions, so the new one must be too.
+        with torch.no_grad():
+            now = token_logprobs(engines_hidden_ND, batch.ids[places], head)
+    return weight * importance_ratio(now, batch.old_logprob[places].detach(), clip)
 
 
 def importance_ratio(

@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gear_rl.credit.config import CreditConfig, check_teacher
+from gear_rl.credit.credit_config import CreditConfig, check_teacher
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.prompts import naming_refused
 from gear_rl.credit.step import step
 from gear_rl.engine import ForwardRequest, OneProcess
 from gear_rl.model.forwards import max_positions, unwrap_model
+from gear_rl.model.served import ServedTeacher
 from gear_rl.model.teacher import Teacher
 from gear_rl.rollouts import RolloutBatch, left_padded, right_padded
 from gear_rl.signals.passes import ModelPasses
@@ -36,7 +37,7 @@ class LocalEngine(OneProcess):
     model: nn.Module
     tokenizer: Any
     teacher: Teacher | None = None
-    """The weights that the method asks for (``make_teacher``); None for the model's own."""
+    """The weights that the method asks for (``make_teacher``), or a ``ServedTeacher``; None for the own."""
     reference: Teacher | None = None
     """The weights that the run began with; only for ``reference_logprob``."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -64,6 +65,8 @@ class LocalEngine(OneProcess):
             raise ValueError(f"batch_size: {self.batch_size}; give 1 or more")
         if self.tokenizer.pad_token_id is None:
             raise ValueError("tokenizer: has no pad token; set tokenizer.pad_token = tokenizer.eos_token")
+        if isinstance(self.teacher, ServedTeacher):
+            self.teacher.check_use(self.tokenizer, self.temperature)
 
     def rollouts(
         self,

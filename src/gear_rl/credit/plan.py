@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool
 from torch import Tensor
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.teacher_prompts import TeacherPrompts
 from gear_rl.engine import ForwardRequest
 from gear_rl.rollouts import Prompts, RolloutBatch

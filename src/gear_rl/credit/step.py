@@ -12,13 +12,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gear_rl.credit.config import SOURCES, CreditConfig
 from gear_rl.credit.contexts import PrivilegedFunction
-from gear_rl.credit.informed import TeacherCheck
+from gear_rl.credit.credit_config import SOURCES, CreditConfig
 from gear_rl.credit.metrics import metric_sums, step_metrics
 from gear_rl.credit.plan import CreditPlan, CreditResult
-from gear_rl.credit.records import records_of
+from gear_rl.credit.result_records import records_of
 from gear_rl.credit.siblings import clean_rows, credit_beside_siblings, finite_rows, leave_out_rows, mean_over
+from gear_rl.credit.teacher_check import TeacherCheck
 from gear_rl.credit.teacher_prompts import prompts_for
 from gear_rl.engine import Engine
 from gear_rl.environments import TOOL_FAILURES
@@ -138,8 +138,8 @@ def credit_from(plan: CreditPlan, signals: TokenSignals, engine: Engine) -> Cred
         weight = TokenSignals(mask=signals.mask, turn_id=signals.turn_id, divergence=credit.distill_weight)
         skipped = skipping_first(weight, plan.config.teacher_skip_first_tokens)
         credit = replace(credit, distill_weight=skipped.divergence)
-    if batch.trained is not None:
-        credit = replace(credit, advantage=torch.where(batch.trained, credit.advantage, 0.0))
+    if batch.completions.trained is not None:
+        credit = replace(credit, advantage=torch.where(batch.completions.trained, credit.advantage, 0.0))
     return CreditResult(
         credit=credit,
         signals=signals,
@@ -174,18 +174,17 @@ def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: floa
     sums, largest = metric_sums(
         result.credit, result.signals, batch.advantage_B, result.scored_B, result.fallback_B
     )
-    totals = engine.gather(torch.stack(list(sums.values()))[None]).sum(0)
-    largest_weight = float(engine.gather(largest[None]).max())
-    totals = dict(zip(sums, float_list(totals), strict=True))
-    metrics = step_metrics(totals, largest_weight, seconds)
+    gathered = engine.gather(torch.stack([*sums.values(), largest])[None])
+    totals = dict(zip(sums, float_list(gathered[:, :-1].sum(0)), strict=True))
+    metrics = step_metrics(totals, float(gathered[:, -1].max()), seconds)
     if metrics["gear/fallback/non_finite"]:
         logger.warning(
             "step %d: %d completions had a NaN or Inf in a signal and kept their GRPO advantage",
             batch.step + 1,
             int(metrics["gear/fallback/non_finite"]),
         )
-    if batch.tool_counts is not None:
-        tools = engine.gather_objects(list(batch.tool_counts))
+    if batch.tools is not None:
+        tools = engine.gather_objects(list(batch.tools.counts))
         for kind in TOOL_FAILURES:
             metrics[f"gear/tools/{kind}"] = float(sum(counts.get(kind, 0) for counts in tools))
     if plan.teacher.tried:
@@ -205,7 +204,7 @@ def for_loss(batch: RolloutBatch, credit: Credit) -> Tensor:
 
     With (B,) GRPO stays GRPO bit for bit: a loss over whole sequences would sum T equal numbers in another order.
     """
-    trained = batch.completions.mask if batch.trained is None else batch.trained
+    trained = batch.completions.mask if batch.completions.trained is None else batch.completions.trained
     plain = torch.where(trained, batch.advantage_B[:, None], 0.0)
     return batch.advantage_B if torch.equal(credit.advantage, plain) else credit.advantage
 

@@ -13,8 +13,8 @@ from typing import Any, cast
 from jaxtyping import Bool
 from torch import Tensor
 
-from gear_rl.credit.config import DEFAULT_TEMPLATE, CreditConfig
 from gear_rl.credit.contexts import PrivilegedFunction, Prompt, contexts_of, sources_of
+from gear_rl.credit.credit_config import DEFAULT_TEMPLATE, CreditConfig
 from gear_rl.credit.prompts import check_untemplated
 from gear_rl.engine import Engine, plain_ids
 from gear_rl.rollouts import Prompts, RolloutBatch, left_padded
@@ -104,8 +104,10 @@ def teacher_prompts(
         return tuple(int_list(student.ids_BP[b][student.attention_BP[b].bool()]))
 
     if config.teacher_prompt == "splice":
-        hints = [fill(template, privileged_context=text) if text else "" for text in contexts]
-        prompts = [(*plain_ids(engine.tokenizer, hint), *own_ids(b)) for b, hint in enumerate(hints)]
+        texts = [fill(template, privileged_context=text) if text else "" for text in contexts]
+        hints = [plain_ids(engine.tokenizer, text) for text in texts]
+        begin = getattr(engine.tokenizer, "bos_token_id", None)
+        prompts = [splice_hint(hint, own_ids(b), begin) for b, hint in enumerate(hints)]
     else:
         shown = [
             render(prompt, text, template, config.teacher_context_message or "first") if text else prompt
@@ -126,6 +128,16 @@ def teacher_prompts(
             prompts[b] = own_ids(b)
     pad_id = cast(int, engine.tokenizer.pad_token_id)
     return left_padded(prompts, pad_id, student.ids_BP.device), long
+
+
+def splice_hint(hint: Sequence[int], prompt: Sequence[int], begin: int | None) -> tuple[int, ...]:
+    """The hint's ids before the prompt's, but behind the token that begins every text (Llama, Gemma).
+
+    >>> splice_hint([7, 8], [1, 5], begin=1), splice_hint([7, 8], [5], begin=1)
+    ((1, 7, 8, 5), (7, 8, 5))
+    """
+    first = 1 if begin is not None and prompt and prompt[0] == begin else 0
+    return (*prompt[:first], *hint, *prompt[first:])
 
 
 def too_long(contexts: Sequence[str | None], engine: Engine, config: CreditConfig) -> list[bool]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.settings import Count, Positive, setting_field
 
 

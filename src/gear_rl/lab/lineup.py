@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.errors import InputError
 from gear_rl.lab.oracle import ORACLE
 from gear_rl.method_builder import COMBINED, COMMA, build_method, credit_settings

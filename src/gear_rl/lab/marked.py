@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from gear_rl.arena.task import DEFAULT_TASK, TEMPLATE, Case, get_task
-from gear_rl.credit.config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.contexts import privileged_context, wrong_contexts
+from gear_rl.credit.credit_config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.credit.teacher_prompts import render
 from gear_rl.data.rewards.text import value_at
@@ -21,10 +21,10 @@ from gear_rl.engines.models import load_causal_lm, load_frozen_teacher, load_tok
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.lab.material import Material, Pair
 from gear_rl.model.forwards import max_positions
-from gear_rl.runs.config import RunConfig, load_config, parse_overrides
 from gear_rl.runs.machine import has_bfloat16, use_few_threads
-from gear_rl.runs.models import resolve_model
-from gear_rl.runs.trainer import is_arena
+from gear_rl.runs.model_wheels import resolve_model
+from gear_rl.runs.run_config import RunConfig, load_config, parse_overrides
+from gear_rl.runs.trl_run import is_arena
 
 EXAMPLE = (
     '{"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40", '
@@ -197,18 +197,7 @@ def marked_material(
     for option, number in (("--n", n), ("--max-tokens", max_tokens)):
         if number is not None and number < 1:
             raise InputError(f"{option}: {number} is not possible; give 1 or more")
-    for key, _ in parse_overrides(words):
-        name = key.partition(".")[0]
-        if name not in (*SETTINGS, "columns", "chat"):
-            why = did_you_mean(name, SETTINGS) if name not in RunConfig.model_fields else "nothing is trained"
-            raise InputError(f"--{key}: not possible here; {why}")
-    # The dataset is a file, which names no task of the arena.
-    named = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
-    run = load_config(None, [*named, *words], types=SETTINGS)
-    run.model = f"arena/{DEFAULT_TASK}" if model == "arena" else model
-    if is_arena(run.model):
-        pattern = get_task(run.model.partition("/")[2]).answer_pattern
-        run.trainer = {"teacher_prompt_template": TEMPLATE, "answer_pattern": pattern} | run.trainer
+    run = _run_to_score(model, words)
     settings = run.trainer
     lines, aside = read_marked(path, run, n)
     batch = int(settings.get("per_device_train_batch_size", 64 if is_arena(run.model) else BATCH))
@@ -251,6 +240,23 @@ def marked_material(
             "set_aside": [{"line": line, "reason": why} for line, why in sorted(aside)],
         },
     )
+
+
+def _run_to_score(model: str, words: Sequence[str]) -> RunConfig:
+    """The settings of ``words`` for a model; ``InputError`` for those that scoring does not read."""
+    for key, _ in parse_overrides(words):
+        name = key.partition(".")[0]
+        if name not in (*SETTINGS, "columns", "chat"):
+            why = did_you_mean(name, SETTINGS) if name not in RunConfig.model_fields else "nothing is trained"
+            raise InputError(f"--{key}: not possible here; {why}")
+    # The dataset is a file, which names no task of the arena.
+    named = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
+    run = load_config(None, [*named, *words], types=SETTINGS)
+    run.model = f"arena/{DEFAULT_TASK}" if model == "arena" else model
+    if is_arena(run.model):
+        pattern = get_task(run.model.partition("/")[2]).answer_pattern
+        run.trainer = {"teacher_prompt_template": TEMPLATE, "answer_pattern": pattern} | run.trainer
+    return run
 
 
 def _engine(run: RunConfig, batch: int) -> LocalEngine:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gear_rl.arena.task import DEFAULT_TASK, DEFAULT_TIER, TEMPLATE, Case, Task
-from gear_rl.credit.config import CreditConfig
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.data.rewards.catalogue import load_reward
 from gear_rl.environments import RESERVED_METHODS

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gear_rl.arena.task import TruthOf
-from gear_rl.arena.truth import Truth
+from gear_rl.arena.token_truth import Truth
 from gear_rl.engine import Engine, ForwardRequest
 from gear_rl.rollouts import RolloutBatch
 from gear_rl.signals.signal import STUDENT_LOGPROB, BatchSignal

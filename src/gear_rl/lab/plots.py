@@ -22,7 +22,7 @@ from gear_rl.view.picture import figure_style, svg_of, write_figure
 from gear_rl.view.terminal import shorten_text, visible_text
 
 if TYPE_CHECKING:
-    from gear_rl.lab.report import Findings
+    from gear_rl.lab.findings import Findings
 
 _INK, _QUIET, _BLUE, _ORANGE, _RULE = "#1a1a1a", "#6b6b6b", "#0072b2", "#d55e00", "#808080"
 _LOOKS: Any = {"text.parse_math": False, "font.size": 8.5}

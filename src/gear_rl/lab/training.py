@@ -29,8 +29,8 @@ from gear_rl.lab.oracle import Oracle, estimate_of
 from gear_rl.method_builder import build_method
 from gear_rl.rollouts import succeeds
 from gear_rl.runs.arena import arena_config, sampled_rewards, task_of
-from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import quiet_libraries, use_few_threads
+from gear_rl.runs.run_config import RunConfig
 from gear_rl.versions import versions
 
 QUIET: dict[str, Any] = {
@@ -242,7 +242,7 @@ def held_out_tiers(held_out: Any) -> tuple[list[dict[str, Any]], dict[str, list[
 
 def cell_trainer(spec: Spec, scratch: str) -> Any:
     """The trainer of a run, with the engine's settings of the spec."""
-    from gear_rl.runs.trainer import make_trainer
+    from gear_rl.runs.trl_run import make_trainer
 
     steps = max(1, spec.steps - spec.sft_steps)
     if spec.run is not None:
@@ -272,6 +272,50 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
     return trainer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeldOut:
+    """The held-out rows of a run, and how they are answered."""
+
+    spec: Spec
+    trainer: Any
+    solve: Callable[..., Sequence[float | None]]
+    problems: list[dict[str, Any]]
+    others: dict[str, list[dict[str, Any]]]
+    """Further tiers, which are shown beside."""
+
+    @property
+    def digest(self) -> str:
+        """Of the problems."""
+        shown = [json.dumps([row["prompt"], row.get("answer")], sort_keys=True) for row in self.problems]
+        return sha256("\n".join(shown).encode()).hexdigest()
+
+    def solve_rows(self, rows: list[dict[str, Any]], samples: int = 1) -> list[list[float]]:
+        """Their rewards in each of ``samples`` samplings."""
+        return sampled_rewards(self.solve, rows, seed=self.spec.seed, samples=samples)
+
+    def measure_rewards(self) -> dict[str, Any]:
+        """The rewards, and what is shown beside; of that nothing while a rate is sought."""
+        spec, beside = self.spec, dict[str, float]()
+        if spec.between:
+            beside = {
+                name: fmean(self.solve_rows(rows[: spec.n_eval])[0]) for name, rows in self.others.items()
+            }
+            if spec.run is not None and spec.run.get("perplexity"):
+                beside["perplexity"] = perplexity(self.trainer, Path(spec.run["perplexity"]))
+        return {"rewards": self.solve_rows(self.problems, spec.samples), "beside": beside}
+
+
+def _held_out_of(spec: Spec, trainer: Any) -> _HeldOut:
+    if spec.run is None:
+        task = task_of(spec.task, spec.tier)
+        problems, others = task.rows(spec.tier, num=spec.n_eval, first_seed=spec.first), {}
+        solve = partial(task.solve, trainer)
+    else:
+        judging, others = held_out_tiers(trainer.eval_dataset)
+        problems, solve = judging[spec.first : spec.first + spec.n_eval], trainer.solve
+    return _HeldOut(spec=spec, trainer=trainer, solve=solve, problems=problems, others=others)
+
+
 def _train_cell(spec: Spec, folder: Path) -> Cell:
     """Rewards before, in between and after, and curves of the training."""
     start = time.perf_counter()
@@ -280,38 +324,16 @@ def _train_cell(spec: Spec, folder: Path) -> Cell:
         use_few_threads()
     with tempfile.TemporaryDirectory(prefix="gear-cell-") as scratch:
         trainer = cell_trainer(spec, scratch)
-        others = dict[str, list[dict[str, Any]]]()
-        if spec.run is None:
-            task = task_of(spec.task, spec.tier)
-            solve = partial(task.solve, trainer)
-            problems = task.rows(spec.tier, num=spec.n_eval, first_seed=spec.first)
-        else:
-            solve: Callable[..., Sequence[float | None]] = trainer.solve
-            judging, others = held_out_tiers(trainer.eval_dataset)
-            problems = judging[spec.first : spec.first + spec.n_eval]
-
-        def solve_rows(rows: list[dict[str, Any]], samples: int = 1) -> list[list[float]]:
-            return sampled_rewards(solve, rows, seed=spec.seed, samples=samples)
-
-        def measure_rewards() -> dict[str, Any]:
-            n = spec.n_eval if spec.between else 0  # nothing beside while a rate is sought
-            beside = {name: fmean(solve_rows(rows[:n])[0]) for name, rows in others.items() if n}
-            if spec.run is not None and spec.run.get("perplexity") and spec.between:
-                beside["perplexity"] = perplexity(trainer, Path(spec.run["perplexity"]))
-            return {"rewards": solve_rows(problems, spec.samples), "beside": beside}
-
-        right = 1.0 if spec.run is None else float(spec.run["right"])
+        held_out = _held_out_of(spec, trainer)
         between = Between(
-            lambda count: solve_rows(problems[:count]),
+            lambda count: held_out.solve_rows(held_out.problems[:count]),
             steps=spec.steps,
-            count=len(problems) if spec.between else 0,
+            count=len(held_out.problems) if spec.between else 0,
         )
-        shown = [json.dumps([row["prompt"], row.get("answer")], sort_keys=True) for row in problems]
-        held_out = sha256("\n".join(shown).encode()).hexdigest()
         own = "" if spec.run is None else f"-{digest(spec.run)[:8]}"
-        stem = f"before-{held_out[:16]}{own}-seed{spec.seed}-samples{spec.samples}"
+        stem = f"before-{held_out.digest[:16]}{own}-seed{spec.seed}-samples{spec.samples}"
         loaded = time.perf_counter()
-        before = _measure_once(folder / f"{stem}.json", measure_rewards)
+        before = _measure_once(folder / f"{stem}.json", held_out.measure_rewards)
         ready = time.perf_counter()
 
         def tell(pace: float) -> None:
@@ -332,15 +354,23 @@ def _train_cell(spec: Spec, folder: Path) -> Cell:
             trainer.add_callback(_Pace(tell))
             trainer.add_callback(between)
             trainer.train()
-        after = measure_rewards()
-    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+        after = held_out.measure_rewards()
+    return _cell_of_measures(spec, before, between.points, after, trainer.state.log_history)
+
+
+def _cell_of_measures(
+    spec: Spec, before: dict[str, Any], points: Sequence[Any], after: dict[str, Any], log: Sequence[Any]
+) -> Cell:
+    """The numbers of a run from its measures and the trainer's log."""
+    steps = [entry for entry in log if "loss" in entry]
     seen = {reward for end in (before, after) for sample in end["rewards"] for reward in sample}
     first = f", {spec.sft_steps} of {spec.steps} steps fine-tune first" if spec.sft else ""
+    right = 1.0 if spec.run is None else float(spec.run["right"])
     return Cell(
         **_common(spec),
         credit=repr(build_method(spec.credit)) + first,
         before=score_of(0, before["rewards"], right),
-        held_out=tuple(score_of(step, samples, right) for step, samples in between.points),
+        held_out=tuple(score_of(step, samples, right) for step, samples in points),
         after=score_of(spec.steps, after["rewards"], right),
         beside={name: (before["beside"][name], value) for name, value in after["beside"].items()},
         curves={name: tuple(_finite(entry.get(key)) for entry in steps) for name, key in _CURVES.items()},

@@ -8,7 +8,7 @@ Pure: runs in, verdicts out. The final outcome alone decides; the other numbers 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -105,9 +105,13 @@ class _Runs:
     baseline: str
     ceiling: str | None
     outcome: Outcome
-    family: int
     resolution: float
     """What one more held-out problem would add, from the lowest reward to the highest, or to full marks."""
+
+    @property
+    def family(self) -> int:
+        """Methods that are compared with the baseline; 1 at least."""
+        return max(1, sum(not self.is_baseline(name) and name != self.ceiling for name in self.cells))
 
     def curves(self, method: str) -> dict[int, Curve]:
         """Of the seeds that finished."""
@@ -161,9 +165,6 @@ def compare(
     >>> [(verdict.method, verdict.words) for verdict in compare(runs).verdicts]
     [('uniform', 'baseline'), ('gear', 'better at 3 seeds')]
     """
-    by_method: dict[str, dict[int, Cell]] = {baseline: {}}
-    for cell in cells:
-        by_method.setdefault(cell.method, {})[cell.seed] = cell
     finished = [cell for cell in cells if cell.error is None]
     first = finished[0] if finished else None
     ranges = [cell.rewards for cell in finished if cell.rewards is not None]
@@ -172,20 +173,17 @@ def compare(
     low, high = rewards or (0.0, 0.0)
     marks = max(abs(full_marks), high - low) if outcome == "reward" else 1.0
     runs = _Runs(
-        cells=by_method,
+        cells=_by_method(cells, baseline),
         baseline=baseline,
         ceiling=ceiling,
         outcome=outcome,
-        family=1,
         resolution=marks / first.n_eval if first else 0.0,
     )
-    family = sum(not runs.is_baseline(method) and method != ceiling for method in by_method)
-    runs = replace(runs, family=max(1, family))
     gain = None if ceiling is None else runs.paired(ceiling, baseline)
     problem = _baseline_problem([cell for cell in finished if cell.method == baseline], outcome)
     problem = problem or _ceiling_problem(gain)
     seeds = sorted({cell.seed for cell in cells})
-    rows = list(by_method.items())
+    rows = list(runs.cells.items())
     return Comparison(
         task=cells[0].task,
         tier=cells[0].tier,
@@ -202,13 +200,20 @@ def compare(
         baseline_problem=problem,
         advice=next((do for why, do in _ADVICE.items() if (problem or "").startswith(why)), None),
         ceiling_gain=gain,
-        verdicts=tuple(_verdict(method, runs, gain, problem) for method in by_method),
+        verdicts=tuple(_verdict(method, runs, gain, problem) for method in runs.cells),
         failed=tuple(
             (m, seed, cell.error) for m, row in rows for seed, cell in row.items() if cell.error is not None
         ),
         missing=tuple((method, seed) for method, row in rows for seed in seeds if seed not in row),
         cells=tuple(cells),
     )
+
+
+def _by_method(cells: Sequence[Cell], baseline: str) -> dict[str, dict[int, Cell]]:
+    by_method: dict[str, dict[int, Cell]] = {baseline: {}}
+    for cell in cells:
+        by_method.setdefault(cell.method, {})[cell.seed] = cell
+    return by_method
 
 
 def budget_to(curve: Curve, accuracy: float) -> float | None:

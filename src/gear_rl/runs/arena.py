@@ -8,7 +8,7 @@ from typing import Any
 
 from gear_rl.arena.task import TASKS, Task, get_task
 from gear_rl.errors import InputError, did_you_mean
-from gear_rl.runs.config import RunConfig
+from gear_rl.runs.run_config import RunConfig
 
 
 def rewards_for(credit: str | Mapping[str, Any], task: str) -> list[str] | None:

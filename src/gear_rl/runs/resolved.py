@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
-from gear_rl.credit.config import METHOD_SETTINGS
+from gear_rl.credit.credit_config import METHOD_SETTINGS
 from gear_rl.engines.folder import RunFolder, checkpoints_in
 from gear_rl.errors import input_errors
 from gear_rl.files import replace_file
 from gear_rl.method_builder import credit_settings
 from gear_rl.records import RECORDS
-from gear_rl.runs.config import RunConfig
+from gear_rl.runs.run_config import RunConfig
 from gear_rl.traits import method_settings
 from gear_rl.user_objects import import_object
 

@@ -19,9 +19,9 @@ from gear_rl.data.rows import load_rows
 from gear_rl.data.sources import is_generated
 from gear_rl.errors import InputError, error_text, input_errors
 from gear_rl.records import RECORDS
-from gear_rl.runs.config import RunConfig
 from gear_rl.runs.machine import use_few_threads
 from gear_rl.runs.resolved import run_folder
+from gear_rl.runs.run_config import RunConfig
 from gear_rl.runs.tiny_model import save_tiny_model
 from gear_rl.user_objects import import_object
 
@@ -67,7 +67,7 @@ def smoke(
 
     ``say`` gets each swapped key. ``InputError`` names the key or the line of the user's code that failed.
     """
-    from gear_rl.runs.trainer import train
+    from gear_rl.runs.trl_run import train
 
     use_few_threads()
     _check_settings(config)

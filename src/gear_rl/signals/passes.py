@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from gear_rl.engine import ForwardRequest
 from gear_rl.model.forwards import evaluating, head_is_trained, head_of, hidden_states
 from gear_rl.model.prefix import shared_prompts, states_after_shared_prompts
+from gear_rl.model.served import ServedTeacher
 from gear_rl.model.teacher import Teacher
 from gear_rl.rollouts import Prompts, trained_width
 from gear_rl.signals.signal import (
+    DIVERGENCE,
     DIVERGENCES,
     STUDENT_LOGPROB,
     TEACHER_LOGPROB,
@@ -30,6 +32,7 @@ from gear_rl.signals.signal import (
     FoldSignal,
     States,
 )
+from gear_rl.tensor.divergences import bucketed_divergence
 from gear_rl.tensor.logits import Head
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import Signal, TokenSignals
@@ -166,6 +169,8 @@ class ModelPasses:
         # Processes that share a sharded model must run equally many forwards. Surplus ones keep no token.
         num_batches = self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
         taught = [signal for signal in signals if signal.teacher]
+        if taught and isinstance(self.teacher, ServedTeacher):
+            return self._served(request, signals, self.teacher, student_states, num_batches)
         if TEACHER_LOGPROB in signals and (request.skip_first_tokens or len(request.teachers) > 1):
             signals = [*signals, STUDENT_LOGPROB]  # (at most twice) what a log-ratio of 0 is measured from
         shown: Sequence[Prompts | KeptStates | None] = request.teachers[: None if taught else 1] or [None]
@@ -178,6 +183,54 @@ class ModelPasses:
         divergences = [signal.name for signal in signals if signal.is_divergence]
         right = scored[0] if len(scored) == 1 else contrast_signals(scored[0], scored[1], divergences)
         return dict(skipping_first(right, request.skip_first_tokens, divergences).values)
+
+    def _served(
+        self,
+        request: ForwardRequest,
+        wanted: Sequence[FoldSignal],
+        teacher: ServedTeacher,
+        student_states: KeptStates | None,
+        num_batches: int,
+    ) -> dict[str, Tensor]:
+        """The same with a teacher that only gives log-probs of single tokens."""
+        check_served(wanted, teacher.top_k)
+        measures = DIVERGENCE in wanted
+        if student_states is None and measures:
+            student_states = self._student_states(request, num_batches)
+        own = [signal for signal in wanted if not signal.teacher]
+        if request.skip_first_tokens or len(request.teachers) > 1:
+            own = [*own, STUDENT_LOGPROB]
+        base = self.signals(own, request, None, student_states, num_batches)
+        scored, unserved = list[TokenSignals](), 0
+        for prompts in request.teachers:
+            logprob, top_id, top = teacher.scores(prompts, request.completions, request.scored_B)
+            unserved = max(unserved, teacher.unserved)
+            values = {**base.values, "teacher_logprob": torch.where(base.mask, logprob, 0.0)}
+            if measures:
+                assert student_states is not None
+                values["divergence"] = torch.zeros_like(logprob)
+                for batch, keep in self._batches(request, request.student, num_batches):
+                    row, column = keep.nonzero(as_tuple=True)
+                    places = batch[row], column
+                    with (self.head_context or nullcontext)(self.model):
+                        head = head_of(self.model, self.temperature)
+                        found = bucketed_divergence(
+                            student_states(batch, keep), head, top_id[places], top[places]
+                        )
+                    values["divergence"][places] = torch.where(logprob[places].isnan(), torch.nan, found)
+            scored.append(replace(base, values=values))
+        teacher.unserved = unserved
+        divergences = [signal.name for signal in wanted if signal.is_divergence]
+        right = scored[0] if len(scored) == 1 else contrast_signals(scored[0], scored[1], divergences)
+        return dict(skipping_first(right, request.skip_first_tokens, divergences).values)
+
+    @torch.no_grad()
+    def _student_states(self, request: ForwardRequest, num_batches: int) -> KeptStates:
+        states = KeptStates(request.completions.mask & request.scored_B[:, None])
+        with evaluating(self.model):
+            for batch, keep in self._batches(request, request.student, num_batches):
+                states.take(batch, keep, self._hidden(request, request.student, batch, keep))
+        return states
 
     def _batches(
         self, request: ForwardRequest, prompts: Prompts, num_batches: int
@@ -288,6 +341,27 @@ class ReferenceLogprob(PassSignal):
         own = replace(passes, teacher=passes.reference, teacher_model=None, share_prompts=False)
         changes = {"needs": (TEACHER_LOGPROB,), "teachers": [request.student], "skip_first_tokens": 0}
         return own.run(replace(request, **changes))["teacher_logprob"]
+
+
+def check_served(signals: Sequence[Signal], top_k: int, method: str = "it") -> None:
+    """Raise ``ValueError`` for a signal that log-probs of single tokens cannot give.
+
+    >>> check_served([DIVERGENCE], top_k=0, method="gear")
+    Traceback (most recent call last):
+    ValueError: teacher_url: 'gear' needs 'divergence', an exact one over the whole vocabulary, and a server gives
+    log-probs of single tokens; set teacher_top_k for one from the likeliest tokens, or take a method such as rlsd
+    """
+    for signal in signals:
+        if not signal.teacher or signal == TEACHER_LOGPROB or (signal == DIVERGENCE and top_k > 0):
+            continue
+        fix = "take a method that reads teacher_logprob alone, such as rlsd"
+        if signal == DIVERGENCE:
+            fix = "set teacher_top_k for one from the likeliest tokens, or take a method such as rlsd"
+        kind = "an exact one over the whole vocabulary" if signal == DIVERGENCE else "made with its weights"
+        raise ValueError(
+            f"teacher_url: {method!r} needs {signal.name!r}, {kind}, and a server gives log-probs of single "
+            f"tokens; {fix}"
+        )
 
 
 def contrast_signals(

@@ -19,7 +19,7 @@ import jinja2
 
 from gear_rl.files import replace_file
 from gear_rl.records import Record, read_records
-from gear_rl.view.groups import (
+from gear_rl.view.group_notes import (
     Judged,
     finite_values,
     group_note,
@@ -40,7 +40,7 @@ from gear_rl.view.terminal import (
     visible_lines,
     visible_text,
 )
-from gear_rl.view.turns import has_turns, join_answers, last_user_text
+from gear_rl.view.turn_layout import has_turns, join_answers, last_user_text
 
 _SCRIPTS = ("data.js", "text.js", "strips.js", "list.js", "app.js")
 

@@ -28,7 +28,7 @@ from gear_rl.view.terminal import (
     strengths,
     visible_text,
 )
-from gear_rl.view.turns import by_turn
+from gear_rl.view.turn_layout import by_turn
 
 COLUMNS = 56
 """Characters on a line."""

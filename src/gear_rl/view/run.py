@@ -20,7 +20,7 @@ from gear_rl.files import replace_file
 from gear_rl.health import conclusion
 from gear_rl.records import RECORDS, Record, read_records
 from gear_rl.view.curves import curves_svg
-from gear_rl.view.groups import is_weight_on_mistake, judge_groups, share_note
+from gear_rl.view.group_notes import is_weight_on_mistake, judge_groups, share_note
 from gear_rl.view.terminal import instructiveness, rollout_panel
 
 NUMBERS = {

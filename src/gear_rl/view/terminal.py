@@ -16,8 +16,8 @@ from rich.style import Style
 from rich.text import Text
 
 from gear_rl.records import Record
-from gear_rl.view.groups import finite_values, group_note, is_weight_on_mistake
-from gear_rl.view.turns import by_turn, has_turns, last_user_text
+from gear_rl.view.group_notes import finite_values, group_note, is_weight_on_mistake
+from gear_rl.view.turn_layout import by_turn, has_turns, last_user_text
 
 BLUE, ORANGE = (0x56, 0xB4, 0xE9), (0xE6, 0x9F, 0x00)
 """Praise and blame: sky blue and orange of Okabe and Ito; black text reads on both."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gear_rl.arena.task import Completion, Reference, problem_of, texts_of
-from gear_rl.arena.truth import Truth, only_right
+from gear_rl.arena.token_truth import Truth, only_right
 
 OPERATIONS: tuple[str, ...] = (*(f"+{n}" for n in range(1, 10)), *(f"-{n}" for n in range(1, 10)), "x2", "x3")
 ANSWER_PATTERN = r"ans (\d\d)"

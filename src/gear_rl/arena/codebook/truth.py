@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gear_rl.arena.codebook.problem import EXACT, FILLER, LEAD, SYMBOLS, codes_in, decisions
-from gear_rl.arena.truth import Truth, token_texts
+from gear_rl.arena.token_truth import Truth, token_texts
 
 
 def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gear_rl.arena.codes import CODES
 from gear_rl.arena.errands.problem import ITEMS, RIGHT, SEND, WAIT, Call, Problem, Tier, generate
-from gear_rl.arena.truth import Truth, token_texts
+from gear_rl.arena.token_truth import Truth, token_texts
 
 HEADER = "assistant\n<think>\n\n</think>"
 """The header of an assistant turn: one token, before a blank line."""

@@ -9,18 +9,19 @@ from typing import Any, Literal, cast
 import trl
 from trl import GRPOConfig  # pyright: ignore[reportPrivateImportUsage]
 
-from gear_rl.credit.config import (
+from gear_rl.credit.contexts import PrivilegedFunction, privileged_context, sources_of
+from gear_rl.credit.credit_config import (
     CONTRASTS,
     NO_CONTRAST,
     PRIVILEGED_COLUMNS,
     check_sources,
     check_teacher,
 )
-from gear_rl.credit.contexts import PrivilegedFunction, privileged_context, sources_of
 from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.trl.release import check_trl
 from gear_rl.environments import has_privileged_context
-from gear_rl.settings import Whole, setting_field
+from gear_rl.settings import Positive, Whole, setting_field
+from gear_rl.signals.passes import check_served
 from gear_rl.signals.signal import names_of
 from gear_rl.signals.table import needs_context, needs_passes, signals_of
 from gear_rl.traits import distillation_of, is_even
@@ -53,6 +54,27 @@ class GEARConfig(EngineConfig, GRPOConfig):
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "teacher_chat_template_kwargs"]  # noqa: RUF012
 
+    chat_template_path: str | None = setting_field(
+        None,
+        "The chat template in place of the tokenizer's: a file, a folder with one, or the name of one of TRL's. "
+        "For rollouts with tools by a model whose own template shows none, such as qwen3_instruct_2507.",
+    )
+    teacher_url: str | None = setting_field(
+        None,
+        "Address of a vLLM server whose model is the teacher, as http://localhost:8000, over the student's "
+        "vocabulary. It gives log-probabilities of single tokens, so methods that need more are refused.",
+    )
+    teacher_top_k: Whole = setting_field(
+        0,
+        "Likeliest tokens of the teacher of teacher_url from which a divergence is estimated; 0 for none, which "
+        "refuses methods that need a divergence.",
+    )
+    teacher_url_timeout: Positive = setting_field(60.0, "Seconds that an answer of teacher_url may take.")
+    teacher_url_failure: Literal["skip", "stop"] = setting_field(
+        "skip",
+        "What happens to a completion that teacher_url does not answer for: 'skip' (it keeps its GRPO advantage) "
+        "or 'stop' the run.",
+    )
     eval_greedy: bool = setting_field(True, "Solve each evaluation problem once more without sampling.")
     teacher_check_steps: Whole = setting_field(
         5,
@@ -120,12 +142,14 @@ def checked_arguments(
             f"teacher_model_kind: {given.teacher_model_kind!r} names the teacher's weights, and so does "
             "teacher_model; leave one of them out"
         )
+    if args.teacher_url is not None:
+        _check_served_teacher(credit, args, given.teacher_model_kind)
     if args.teacher_model is not None and distillation_of(credit) is not None:
         raise ValueError(
             f"teacher_model: credit {credit.name!r} distils its teacher in the loss, which was never run with "
             "another model; leave it out, or take a method that reweights, such as 'gear'"
         )
-    if reads_context and args.teacher_model is None:
+    if reads_context and args.teacher_model is None and args.teacher_url is None:
         check_teacher(args)
     check_loss(credit, args.loss_type, args.importance_sampling_level, args.off_policy_mask_threshold)
     sources = sources_of(args, privileged)
@@ -133,6 +157,20 @@ def checked_arguments(
     if reads_context and dataset is not None:
         _report_contexts(dataset, args, sources, options.get("environment_factory"), credit.name)
     return given.resolved(credit, announce=given.process_index == 0)  # said once nothing was refused
+
+
+def _check_served_teacher(credit: CreditAssigner, args: GEARConfig, kind: str | None) -> None:
+    for name, value in (("teacher_model", args.teacher_model), ("teacher_model_kind", kind)):
+        if value is not None:
+            raise ValueError(
+                f"{name}: {value!r} names the teacher's weights, and so does teacher_url; leave one of them out"
+            )
+    if distillation_of(credit) is not None:
+        raise ValueError(
+            f"teacher_url: credit {credit.name!r} distils the whole vocabulary of its teacher in the loss, and a "
+            "server gives log-probs of single tokens; take its form sampled=true, or a method that reweights"
+        )
+    check_served(signals_of(credit.needs), args.teacher_top_k, credit.name)
 
 
 def check_loss(
@@ -236,7 +274,9 @@ def check_setup(
             "or leave it out",
         ),
         (
-            deepspeed and (kind in ("ema", "sync") or (kind == "base" and not adapter_free)),
+            deepspeed
+            and args.teacher_url is None
+            and (kind in ("ema", "sync") or (kind == "base" and not adapter_free)),
             f"teacher_model_kind: {kind!r} keeps a copy of the weights, {never}; use 'live', or 'base' with a "
             "new LoRA whose init_lora_weights is true",
         ),

@@ -21,7 +21,8 @@ from gear_rl.engines.trl.checkpoints import Checkpoints, fingerprint, skip_epoch
 from gear_rl.engines.trl.config import GEARConfig, check_rows
 from gear_rl.engines.trl.evaluation import Evaluating
 from gear_rl.engines.trl.printing import SHORT, Health
-from gear_rl.engines.trl.rollouts import Rollouts, parse_tool_calls
+from gear_rl.engines.trl.rollouts import Rollouts
+from gear_rl.engines.trl.templates import prepare_processing
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +59,11 @@ class DurableTrainer(Evaluating):
         self._step_losses = list[Tensor]()
         self._warned_of = set[str]()
         self._sampler: Any = None
-        processing = options.get("processing_class", more[1] if len(more) > 1 else None)
-        if processing is not None and (options.get("tools") or options.get("environment_factory")):
-            parse_tool_calls(processing)
+        given = options.get("processing_class", more[1] if len(more) > 1 else None)
+        has_tools = bool(options.get("tools") or options.get("environment_factory"))
+        processing = prepare_processing(model, given, args.chat_template_path, has_tools=has_tools)
+        if given is None and processing is not None:
+            more, options = more[:1], options | {"processing_class": processing}
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
         contiguous_head(self.model)
         self.checkpoints = Checkpoints(self.run_folder, self.args, self.accelerator)

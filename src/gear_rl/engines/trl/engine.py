@@ -1,6 +1,6 @@
 """TRL's trainer as an ``Engine`` of the credit step: its passes, and the weights that they are run with."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -16,6 +16,7 @@ from gear_rl.engine import ForwardRequest, Tokenizer
 from gear_rl.engines.models import check_reward_model, load_frozen_teacher, reward_models
 from gear_rl.engines.trl.config import SHARDED
 from gear_rl.model.forwards import max_positions, unwrap_model
+from gear_rl.model.served import ServedTeacher
 from gear_rl.model.teacher import AdapterFreeTeacher, CopyTeacher, Teacher, TeacherKind, make_teacher
 from gear_rl.records import Record
 from gear_rl.signals.passes import KeptStates, ModelPasses
@@ -40,6 +41,16 @@ class HeldWeights(TrainerCallback):
         """The model that the setting ``teacher_model`` names."""
         for read in reward_models(trainer.credit):
             check_reward_model(read, trainer._tokenizer)
+        url = trainer.args.teacher_url
+        self._served: ServedTeacher | None = None
+        if url is not None and needs_context(trainer.credit):
+            self._served = ServedTeacher(
+                url,
+                top_k=trainer.args.teacher_top_k,
+                timeout=trainer.args.teacher_url_timeout,
+                on_failure=trainer.args.teacher_url_failure,
+            )
+            self._served.check_use(trainer._tokenizer, trainer.temperature)
         name = trainer.args.teacher_model
         if name is not None and needs_context(trainer.credit):
             dtype = {"dtype": str(trainer.model.dtype).removeprefix("torch.")}
@@ -51,6 +62,8 @@ class HeldWeights(TrainerCallback):
     def teacher(self) -> Teacher:
         """The teacher's, of ``teacher_model_kind``."""
         trainer, args = self._trainer, self._trainer.args
+        if self._served is not None:
+            return self._served
         if not needs_context(trainer.credit) or self.teacher_model is not None:
             return Teacher()  # a copy that no pass reads would only cost memory
         kind = cast(TeacherKind, args.teacher_model_kind)
@@ -94,6 +107,7 @@ class TRLEngine:
         self.max_positions = max_positions(unwrap_model(trainer.model).config)
         self.rank = int(trainer.accelerator.process_index)
         self.world_size = int(trainer.accelerator.num_processes)
+        self.record_sink = self._publish if trainer.record_subscribers else None
         self.state = cast(dict[str, Any], trainer.run_state.setdefault("method", {}))
 
     def render(
@@ -129,7 +143,11 @@ class TRLEngine:
         )
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:
-        return self.passes.run(request, student_states=self.student_states)
+        values = self.passes.run(request, student_states=self.student_states)
+        teacher = self.trainer.held_weights.teacher
+        if isinstance(teacher, ServedTeacher) and request.teachers:
+            self.log({"gear/teacher/unserved": float(self._sum(teacher.unserved))})
+        return values
 
     def gather(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.trainer.accelerator.gather(x))
@@ -142,13 +160,12 @@ class TRLEngine:
             self.trainer._metrics["train"][name].append(value)
         self.trainer.segment_check(self.trainer.credit, metrics, self.rank)
 
-    @property
-    def record_sink(self) -> Callable[[list[Record]], object] | None:
-        return self._publish if self.trainer.record_subscribers else None
-
     def _publish(self, records: list[Record]) -> None:
         for subscriber in self.trainer.record_subscribers:
             subscriber(records)
+
+    def _sum(self, count: int) -> int:
+        return int(self.gather(torch.tensor([count], device=self.trainer.accelerator.device)).sum())
 
     def _largest(self, count: int) -> int:
         device = self.trainer.accelerator.device

@@ -58,23 +58,7 @@ def loss_with_distillation(
     anchor that is not finite is left out and counted. Where left padding moves the positions of TRL's forward
     (GPT-2), both come from a forward of our own.
     """
-    completions, reference = completions_of(inputs), cast(Tensor | None, inputs.get(REFERENCE))
-    anchored = distillation.anchor != "none" and distillation.anchor_weight > 0
-    if anchored and reference is None:
-        raise ValueError(
-            f"credit: {engine.trainer.credit.name!r} is anchored to 'reference_logprob', which was "
-            "not computed; list it in the method's `needs`"
-        )
-    batch = DistilledBatch(
-        distillation=distillation,
-        ids=completions.ids,
-        attention=completions.attention,
-        mask=completions.mask,
-        weight=inputs[WEIGHT],
-        teacher=Prompts(ids_BP=inputs[TEACHER_IDS], attention_BP=inputs[TEACHER_ATTENTION]),
-        old_logprob=inputs.get("old_per_token_logps"),
-        reference=reference if anchored else None,
-    )
+    batch = _distilled_batch(inputs, distillation, engine.trainer.credit.name)
     passes = engine.passes
     temperature, student = passes.temperature, passes.model
     # Before the student's forward: lending weights writes into parameters that its graph has saved.
@@ -106,7 +90,28 @@ def loss_with_distillation(
     metrics = {"gear/distill/loss": logged[0], "gear/distill/non_finite": left_out}
     if count:
         metrics["gear/distill/term"] = total / count
-    if anchored:
+    if batch.reference is not None:
         metrics["gear/anchor/loss"] = logged[1]
     engine.log(metrics)
     return loss + term + anchor
+
+
+def _distilled_batch(inputs: dict[str, Any], distillation: Distillation, method: str) -> DistilledBatch:
+    """The completions of a micro-batch; ``ValueError`` for a method whose anchor was not computed."""
+    completions, reference = completions_of(inputs), cast(Tensor | None, inputs.get(REFERENCE))
+    anchored = distillation.anchor != "none" and distillation.anchor_weight > 0
+    if anchored and reference is None:
+        raise ValueError(
+            f"credit: {method!r} is anchored to 'reference_logprob', which was not computed; list it in the "
+            "method's `needs`"
+        )
+    return DistilledBatch(
+        distillation=distillation,
+        ids=completions.ids,
+        attention=completions.attention,
+        mask=completions.mask,
+        weight=inputs[WEIGHT],
+        teacher=Prompts(ids_BP=inputs[TEACHER_IDS], attention_BP=inputs[TEACHER_ATTENTION]),
+        old_logprob=inputs.get("old_per_token_logps"),
+        reference=reference if anchored else None,
+    )

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from trl.chat_template_utils import add_response_schema
 
 from gear_rl.files import without_null
-from gear_rl.rollouts import Completions, Prompts, RolloutBatch
+from gear_rl.rollouts import Completions, Prompts, RolloutBatch, ToolUse
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
 
@@ -93,8 +94,9 @@ class Rollouts:
         """What the credit step reads; ``output`` is what ``_generate_and_score_completions`` returned."""
         first = trainer.accelerator.process_index * len(self.rows)
         own = slice(first, first + len(self.rows))
-        completions = completions_of(output)
         ends = cast(list[int], trainer.eos_token_ids)
+        cut_off = [not ids or ids[-1] not in ends for ids in self.ids]
+        completions = replace(completions_of(output), truncated=cut_off)
         return RolloutBatch(
             step=trainer.state.global_step,
             completions=completions,
@@ -110,13 +112,10 @@ class Rollouts:
             num_rollouts=len(self.rewards),
             environments=getattr(trainer, "environments", None) or None,
             logged=self.logged,
-            truncated=[not ids or ids[-1] not in ends for ids in self.ids],
-            **self._tool_facts(trainer, completions),
+            tools=self._tool_use(trainer, completions) if trainer.tools else None,
         )
 
-    def _tool_facts(self, trainer: "GEARTrainer", completions: Completions) -> dict[str, Any]:
-        if not trainer.tools:
-            return {}
+    def _tool_use(self, trainer: "GEARTrainer", completions: Completions) -> ToolUse:
         guard = trainer.tool_guard
         pairs = zip(trainer._sync_tool_dicts, trainer._async_tool_dicts, strict=True)
         names = [sorted({*sync, *anew}) for sync, anew in pairs]
@@ -130,7 +129,7 @@ class Rollouts:
 
         rollouts = zip(self.messages, last, names, strict=True)
         counts = [guard.report(*rollout, trainer.control_tokens) for rollout in rollouts]
-        return {"failure_of": failure_of, "tool_counts": counts}
+        return ToolUse(counts=counts, failure_of=failure_of)
 
 
 def completions_of(output: Mapping[str, Any]) -> Completions:

@@ -14,12 +14,12 @@ from typing import Any, cast
 from datasets import Dataset
 from torch import Tensor
 
-from gear_rl.credit.config import PRIVILEGED_COLUMNS
 from gear_rl.credit.contexts import PrivilegedFunction
-from gear_rl.credit.informed import TeacherCheck
+from gear_rl.credit.credit_config import PRIVILEGED_COLUMNS
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.prompts import check_untemplated, naming_refused
 from gear_rl.credit.step import for_loss, step
+from gear_rl.credit.teacher_check import TeacherCheck
 from gear_rl.engines.trl.card import complete_card
 from gear_rl.engines.trl.config import GEARConfig, check_setup, checked_arguments
 from gear_rl.engines.trl.durable import DurableTrainer
@@ -27,6 +27,7 @@ from gear_rl.engines.trl.engine import HeldWeights, TRLEngine
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
 from gear_rl.engines.trl.old_pass import OldPass, shares_old_pass
 from gear_rl.engines.trl.rollouts import check_row_tools
+from gear_rl.engines.trl.templates import warn_of_dropped_thinking
 from gear_rl.method_builder import build_method
 from gear_rl.model.forwards import head_layer, padding_moves_positions, unwrap_model
 from gear_rl.model.teacher import begins_as_nothing
@@ -113,7 +114,7 @@ class GEARTrainer(DurableTrainer):
         self.rollouts.prompt_ends = [str(self._tokenizer.decode(ids[-16:])) for ids in output[0]]
         return output
 
-    def _rendered(self, prompt: Any) -> object:
+    def _rendered(self, prompt: Any) -> Any:
         processor: Any = self.processing_class
         options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": False}
         options |= {"tools": self.tools or None, "chat_template": self.chat_template}
@@ -133,6 +134,8 @@ class GEARTrainer(DurableTrainer):
         with naming_refused(prompts, self._rendered, "row"):
             for prompt in prompts:
                 self._rendered(prompt)
+        if getattr(self.processing_class, "chat_template", None) and self.accelerator.is_main_process:
+            warn_of_dropped_thinking(self._rendered, prompts, has_tools=bool(self.tools))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         shown = inputs

@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gear_rl.credit.config import NO_CONTRAST, check_sources, check_teacher
 from gear_rl.credit.contexts import PrivilegedFunction
+from gear_rl.credit.credit_config import NO_CONTRAST, check_sources, check_teacher
 from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.models import check_reward_model, check_vocabulary, reward_models, tokenizer_of

@@ -14,7 +14,7 @@ from verl.utils.device import get_device_id
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from gear_rl.engines.models import load_frozen_teacher
-from gear_rl.engines.verl.passes import (
+from gear_rl.engines.verl.engine import (
     FIELDS,
     ORDER,
     Order,

@@ -19,9 +19,9 @@ from verl.tools.schemas import ToolResponse
 
 from gear_rl.credit.control_tokens import control_pattern, defuse_text
 from gear_rl.engines.tools import ToolGuard, tool_functions
-from gear_rl.engines.verl.batch import AGENT_NAME, SEEN
+from gear_rl.engines.verl.rollouts import AGENT_NAME, SEEN
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS, value_of
-from gear_rl.runs.verl.settings import environment_factory, read_config
+from gear_rl.runs.verl.hydra_settings import environment_factory, read_config
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from hydra.experimental.callback import Callback
 from gear_rl.engines.verl.checks import TRAINERS, check, check_environment, select
 from gear_rl.errors import InputError
 from gear_rl.methods import METHODS
-from gear_rl.runs.verl.settings import SECTION, group_of, read_config
+from gear_rl.runs.verl.hydra_settings import SECTION, group_of, read_config
 
 REGISTERED = {
-    "verl.trainer.ppo.v1": "gear_rl.runs.verl.trainer",
+    "verl.trainer.ppo.v1": "gear_rl.runs.verl.credit_trainer",
     "verl.experimental.agent_loop": "gear_rl.runs.verl.agent_loop",
 }
 """Modules of verl with a registry, and our modules that register there."""

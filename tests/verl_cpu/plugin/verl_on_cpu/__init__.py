@@ -16,4 +16,4 @@ if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     after_import("verl.workers.engine", lambda: importlib.import_module("verl_on_cpu.engine"))
     if watch.FOLDER in os.environ:
         after_import("verl.trainer.ppo.v1.trainer_base", watch.watch_updates)
-        after_import("gear_rl.runs.verl.trainer", watch.watch_credit)
+        after_import("gear_rl.runs.verl.credit_trainer", watch.watch_credit)

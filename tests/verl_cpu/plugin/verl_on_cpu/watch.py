@@ -11,7 +11,7 @@ FOLDER = "GEAR_VERL_WATCH"
 """The environment variable with the folder."""
 GIVEN = (
     *("step", "completions", "student", "prompts", "rows", "messages", "advantage_B"),
-    *("rewards", "rewards_BR", "group", "first", "num_rollouts", "environments", "trained"),
+    *("rewards", "rewards_BR", "group", "first", "num_rollouts", "environments"),
 )
 """Of a batch of rollouts, all that can be saved."""
 RESULT = ("signals", "credit", "scored_B")
@@ -43,7 +43,7 @@ def watch_updates() -> None:
 
 def watch_credit() -> None:
     """Save what every credit step was given and what it returned: `credit1.pt`, `credit2.pt`, ..."""
-    from gear_rl.runs.verl.trainer import CreditTrainer
+    from gear_rl.runs.verl.credit_trainer import CreditTrainer
 
     assign = CreditTrainer.assign_credit
 

@@ -1,0 +1,22 @@
+"""The methods of a comparison, as they are written on a command line."""
+
+import pytest
+
+from gear_rl.errors import InputError
+from gear_rl.lab.lineup import line_up, parse_method, parse_methods, split_methods
+from gear_rl.method_builder import build_method
+from gear_rl.methods import Gear, RandomOnsets
+
+
+def test_a_list_of_methods_is_split_between_methods():
+    assert parse_method("own=my.module:Method") == ("own", {"name": "my.module:Method"})
+    assert parse_method("own=gear:alpha=0.5") == ("own", {"name": "gear", "alpha": 0.5})
+    blind = "blind=random_onsets:of.aligned=one,of.clip=[0.5, 2],seed=3"
+    assert split_methods(f"{blind},rlsd") == [blind, "rlsd"]
+    _, engine, own, _ = line_up(["gear*stare:teacher_model_kind=live,rollouts=24"])
+    assert engine["gear*stare:teacher_model_kind=live,rollouts=24"]["teacher_model_kind"] == "live"
+    assert own["gear*stare:teacher_model_kind=live,rollouts=24"] == {"rollouts": 24}
+    placebo = build_method(parse_method(blind)[1])
+    assert placebo == RandomOnsets(of=Gear(aligned="one", clip=(0.5, 2.0)), seed=3)
+    with pytest.raises(InputError, match=r"'own' stands for .* rename one"):
+        parse_methods(["own=rlsd:", "own=gear:"])

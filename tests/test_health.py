@@ -1,0 +1,50 @@
+"""A run says how it goes at each step, and warns where it cannot learn or nothing is evaluated."""
+
+import pytest
+
+from gear_rl.runs.run_config import load_config
+from gear_rl.runs.trl_run import make_trainer
+from support.commands import gear
+
+REWARDS = "def none(completions, **columns):\n    return [0.0] * len(completions)\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    assert gear("init", "mine", cwd=tmp_path).returncode == 0
+    (tmp_path / "mine" / "rewards.py").write_text(REWARDS)
+    return tmp_path / "mine"
+
+
+def test_a_run_that_learns_says_how_it_goes(folder):
+    done = gear("train", "--config", "run.yaml", "--max_steps", "3", cwd=folder)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("step ")]
+    assert len(lines) == 3 and "of groups differ in reward" in lines[0], done.stderr
+    assert "completions scored" in lines[0] and "of tokens in segments" in lines[0]
+    assert "nothing was learned" not in done.stderr
+
+
+def test_a_run_that_cannot_learn_warns_once(folder):
+    done = gear("train", "--config", "run.yaml", "--max_steps", "5", "--reward", "rewards:none", cwd=folder)
+    assert done.returncode == 0
+    warned = " ".join(done.stderr.split())
+    assert warned.count("nothing was learned in the last 3 logged steps: every completion got reward 0") == 1
+    assert "reward 0.00, 0% of groups differ in reward, 0 completions scored" in warned
+
+
+def test_a_run_that_nothing_judges_ends_and_says_so(folder):
+    (folder / "rewards.py").write_text(REWARDS.replace("0.0", "None"))
+    done = gear("train", "--config", "run.yaml", "--max_steps", "3", "--reward", "rewards:none", cwd=folder)
+    assert (
+        done.returncode == 0
+        and "Every reward function gave None for every completion." in done.stderr + done.stdout
+    )
+    assert "learned in the last 3 logged steps: every reward function gave None" in " ".join(
+        done.stderr.split()
+    )
+
+
+def test_held_out_rows_that_nothing_evaluates_are_named_before_the_first_step(folder, monkeypatch, caplog):
+    monkeypatch.chdir(folder)
+    make_trainer(load_config("run.yaml", ["--held_out", "2"]))
+    assert "eval_dataset: nothing evaluates it; set eval_strategy to steps, and eval_steps" in caplog.text
