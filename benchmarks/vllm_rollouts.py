@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
-from gear_rl.runs.config import RunConfig
+from gear_rl.runs.run_config import RunConfig
 
 SETTINGS = {
     "use_vllm": True,

@@ -1,6 +1,6 @@
-"""Draw the pictures of the documents again, from the runs in ``results/runs``: ``python -m tools.pictures``.
+"""Draw the pictures of the pages again, from runs in ``results/runs``: ``python -m tools.pictures``.
 
-The two drawings need nothing; the three screenshots need a Chromium on the PATH, without which they stay as they are.
+The two drawings need nothing. The three screenshots need a Chromium on the PATH, else they stay as they are.
 """
 
 import lzma

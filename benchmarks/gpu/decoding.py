@@ -135,4 +135,4 @@ def _end_tokens(config: Any) -> list[int]:
     return list(ends) if isinstance(ends, (list, tuple)) else [ends]
 
 
-LlamaForCausalLM.generate = sample
+LlamaForCausalLM.generate = sample  # pyright: ignore[reportAttributeAccessIssue]

@@ -7,13 +7,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from gear_rl.runs.trainer import make_trainer
 
 import gear_rl.engines.trl.trainer as engine
 from benchmarks.vllm_rollouts import SETTINGS
 from gear_rl.arena.model import load
 from gear_rl.environments import PRIVILEGED_CONTEXT, value_of
 from gear_rl.runs.arena import arena_config
-from gear_rl.runs.trainer import make_trainer
 from gear_rl.signals.passes import ModelPasses
 
 

@@ -45,7 +45,7 @@ def test_a_run_without_a_comparison_says_so(tmp_path):
 
 def test_marks_are_explained_once_and_the_viewer_is_linked_where_it_is(tmp_path):
     page = page_of(tmp_path)
-    assert page.count("GRPO gives every token") == 1 and "blame ×" not in page, "no legend in the panels"
+    assert page.count("GRPO gives every token") == 1 and "blame \u00d7" not in page, "no legend in the panels"
     assert f"gear view {tmp_path} --html" in page
     (tmp_path / "credit.html").touch()
     assert f"gear view {tmp_path} --html" not in page_of(tmp_path)
