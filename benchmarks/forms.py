@@ -18,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gear_rl.data.rewards.text import Completion, final_texts
-from gear_rl.methods.gear import Gear
 from gear_rl.signals.steps import StepId, StepScore
 from gear_rl.tensor.masked import masked_mean, masked_rank
 from gear_rl.types import Credit, TokenSignals
@@ -245,50 +244,6 @@ class LowLogprob:
         return Credit.from_weights(
             advantage_B, weight / masked_mean(weight, mask).clamp(min=1), masked_rank(mask)
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExcessSurprisal:
-    """In failures, blame where the teacher is more surprised by the token than it expects; in successes, GEAR.
-
-    The excess is max(0, -log q(y) - H_q), in nats: it sees which token was drawn, as KL(p || q) does not.
-
-    >>> signals = TokenSignals(
-    ...     mask=torch.ones(1, 2, dtype=torch.bool), student_logprob=torch.tensor([[-0.1, -3.0]]),
-    ...     teacher_logprob=torch.tensor([[-0.1, -4.5]]), teacher_entropy=torch.tensor([[0.1, 0.5]]),
-    ...     student_entropy=torch.tensor([[0.1, 0.5]]), divergence=torch.tensor([[0.0, 0.1]]),
-    ... )
-    >>> ExcessSurprisal()(torch.tensor([-1.0]), signals).advantage.round(decimals=2)
-    tensor([[-0.1100, -1.8900]])
-    """
-
-    name: ClassVar[str] = "excess_surprisal"
-    source: ClassVar[str] = "ours"
-
-    strength: float = 4.0
-    """Weight added for each nat, up to ``most_nats``."""
-    most_nats: float = 4.0
-    of: Gear = Gear()
-    """The credit of successes."""
-
-    @property
-    def needs(self) -> tuple[Any, ...]:
-        return tuple(dict.fromkeys((*self.of.needs, "teacher_logprob", "teacher_entropy")))
-
-    @property
-    def engine_settings(self) -> Any:
-        """GEAR's."""
-        return self.of.engine_settings
-
-    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        excess = -signals.get("teacher_logprob") - signals.get("teacher_entropy")
-        weight = 1 + self.strength * excess.clamp(0, self.most_nats)
-        weight = weight / masked_mean(weight, signals.mask).clamp(min=1)
-        blame = Credit.from_weights(advantage_B, weight, masked_rank(signals.mask))
-        advantage = torch.where(
-            (advantage_B < 0)[:, None], blame.advantage, self.of(advantage_B, signals).advantage
-        )
-        return Credit(advantage=advantage, segment_id=blame.segment_id)
 
 
 def write_rows(folder: Path, filler: int = 0) -> None:

@@ -48,7 +48,7 @@ GATE_RATES = (8e-4, 2e-3)
 ROWS = (
     "gear", "tokens=gear:tokens", "plain=gear:plain", "rlsd", "shuffled",
     "low_logprob=benchmarks.forms:LowLogprob",
-    "neg_only=gear:sign_mode=neg_only", "sft", "excess=benchmarks.forms:ExcessSurprisal", "random_onsets", "opsd",
+    "neg_only=gear:sign_mode=neg_only", "sft", "slips=benchmarks.slips:Slips", "random_onsets", "opsd",
     "sft_then_grpo=uniform:sft=0.5", "sft_then_gear=gear:sft=0.5", "more=uniform:rollouts=40",
 )  # fmt: skip
 CONTEXTS = (
