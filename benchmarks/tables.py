@@ -66,7 +66,8 @@ class Tasks:
 
     def markdown(self) -> str:
         """The lines of the table."""
-        lines = [("better than GRPO? (parameters)", "perfect credit", "`gear`", "a placebo", "fine-tuning"), ("---",) * 5]
+        heads = ("better than GRPO? (parameters)", "perfect credit", "`gear`", "a placebo", "fine-tuning")
+        lines = [heads, ("---",) * len(heads)]
         for task, files in self.ROWS.items():
             verdicts: dict[str, Verdict | None] = {}
             for file in reversed(files):
