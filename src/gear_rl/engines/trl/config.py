@@ -254,8 +254,8 @@ def check_setup(
     refusals = (
         (
             images and needs_passes(credit),
-            f"model: images cannot be scored yet, and {name!r} needs passes of the model; train a language "
-            "model, or use credit 'uniform'",
+            f"model: images cannot be scored yet (our passes show no pixel_values), and {name!r} needs "
+            "passes of the model; train a language model, or use credit 'uniform'",
         ),
         (
             any(signal.whole_groups for signal in signals_of(credit.needs)) and rows % num_generations > 0,
