@@ -9,7 +9,7 @@ from engines import tiny
 from gear_rl import Gear, GEARConfig
 from gear_rl.engines.trl.config import check_setup, checked_arguments
 from gear_rl.method_builder import build_method
-from runs.test_verl_settings import check, config_of
+from runs.test_verl_hydra_settings import check, config_of
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("tested", "untested", "refused", "not offered", "yours")
