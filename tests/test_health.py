@@ -2,6 +2,7 @@
 
 import pytest
 
+from gear_rl.health import conclusion
 from gear_rl.runs.run_config import load_config
 from gear_rl.runs.trl_run import make_trainer
 from support.commands import gear
@@ -42,6 +43,20 @@ def test_a_run_that_nothing_judges_ends_and_says_so(folder):
     assert "learned in the last 3 logged steps: every reward function gave None" in " ".join(
         done.stderr.split()
     )
+
+
+@pytest.mark.parametrize(
+    ("logs", "said"),
+    [
+        ({"gear/weight/max": 1.0}, "Every weight was 1: this was GRPO."),
+        ({"gear/fallbacks": 8.0}, "Every completion kept its GRPO advantage"),
+        ({"gear/fallbacks": 1.0, "gear/weight/max": 3.0}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_run_that_was_grpo_is_told_so(logs, said):
+    told = conclusion([{"reward": 0.5, **logs}] * 10)
+    assert said in told and ("GRPO" in told) == bool(said)
 
 
 def test_held_out_rows_that_nothing_evaluates_are_named_before_the_first_step(folder, monkeypatch, caplog):

@@ -90,6 +90,11 @@ def conclusion(history: Sequence[Mapping[str, Any]]) -> str:
             f"In {even:.0%} of groups all rewards were equal, which teaches nothing: easier or harder prompts, "
             "more generations, or a finer reward. "
         )
+    largest = [cast(float, row["gear/weight/max"]) for row in history if "gear/weight/max" in row]
+    if mean("gear/fallbacks") and not largest:
+        said += "Every completion kept its GRPO advantage (gear/fallback/* says why): this was GRPO. "
+    elif largest and max(largest) < 1.0005:
+        said += "Every weight was 1: this was GRPO. "
     informed = mean("gear/teacher/informed")
     if informed is not None and informed < 0.6:
         said += "The teacher hardly reads its context: `gear teacher` measures it without training. "

@@ -11,7 +11,7 @@ from engines.probing import BY_SIZE, Probe
 from gear_rl.credit.contexts import contexts_of
 from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.siblings import finite_rows, leave_out_rows
-from gear_rl.methods import Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg
+from gear_rl.methods import Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg, Uniform
 from gear_rl.rollouts import ToolUse
 from gear_rl.signals.table import SIGNALS
 from gear_rl.types import TokenSignals, is_per_row
@@ -148,6 +148,10 @@ def test_where_no_completion_has_a_token_nothing_happens():
         _, result, logged = passed(method, batch)
         assert not result.credit.advantage.any()
         assert logged["gear/fallback/no_token"] == 8.0 and logged["gear/scored"] == 0.0
+
+
+def test_a_method_without_signals_says_nothing_of_scored_completions():
+    assert "gear/scored" not in passed(Uniform())[2] and "gear/scored" in passed(Gigpo())[2]
 
 
 @pytest.mark.parametrize("additive", [False, True])

@@ -28,6 +28,15 @@ def test_a_step_is_trls(tiny_model, tmp_path):
     assert same(weights(trained(tmp_path / "durable", tiny_model)), weights(plain))
 
 
+def words(completions, **columns):
+    return ["good"] * len(completions)
+
+
+def test_a_reward_that_is_no_number_is_named(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match=r"reward_funcs: of words, one returned what is no number .*str"):
+        trainer_of(tmp_path, tiny_model, None, reward=words, cls=DurableTrainer).train()
+
+
 # --- bit for bit ---------------------------------------------------------------------------------------------
 
 

@@ -144,6 +144,24 @@ def test_a_dry_run_reads_the_rows(used):
     assert done.returncode == 0 and "no reward is called" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (
+            "--num_generations 3",
+            "num_generations: 3 does not divide the 4 completions that are generated",
+        ),
+        (
+            "--max_completion_length 4096",
+            "max_completion_length: 4096 tokens, and the model has 4096 positions",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_one_line(used, words, fault):
+    _, call = used
+    one_line(call("--output_dir", "sized", "--max_steps", "1", *words.split()), fault)
+
+
 def test_a_step_that_is_not_finite_is_one_line(used, monkeypatch):
     folder, call = used
     own = GEARTrainer._compute_loss

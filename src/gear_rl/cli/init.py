@@ -36,7 +36,11 @@ def init(
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    run = ["gear train --config run.yaml  # writes runs/first/report.html", "gear view runs/first"]
+    run = [
+        "gear train --config run.yaml  # writes runs/first/report.html",
+        "gear view runs/first",
+        "gear teacher --config run.yaml  # does the teacher read what it is shown?",
+    ]
     if like == "verl":
         run = ["gear export verl --config run.yaml --out verl --gpus 1", "bash verl/launch.sh"]
     typer.echo("\n".join([f"wrote {', '.join(sorted(texts))} in {folder}; now:\n", f"cd {folder}", *run]))

@@ -10,6 +10,7 @@ from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.teacher_prompts import TeacherPrompts
 from gear_rl.engine import ForwardRequest
 from gear_rl.rollouts import Prompts, RolloutBatch
+from gear_rl.traits import distillation_of
 from gear_rl.types import Credit, CreditAssigner, Signal, TokenSignals
 
 FALLBACKS = ("no_context", "long_context", "non_finite", "no_token")
@@ -33,6 +34,11 @@ class CreditPlan:
     """For each of ``FALLBACKS`` the completions that keep their GRPO advantage for that reason."""
     config: CreditConfig
     """``resolved`` for the method."""
+
+    @property
+    def reads_signals(self) -> bool:
+        """Whether completions are scored at all; else the method reads rewards and advantages alone."""
+        return bool(self.signals) or distillation_of(self.method) is not None
 
     def request(self, needs: Sequence[Signal], inputs: Mapping[str, Tensor] | None = None) -> ForwardRequest:
         """The passes that compute these signals; ``inputs`` are the other signals that they read, by name."""

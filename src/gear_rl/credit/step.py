@@ -102,7 +102,6 @@ def credit_from(plan: CreditPlan, signals: TokenSignals, engine: Engine) -> Cred
     """
     method, batch, scored_B = plan.method, plan.batch, plan.scored_B
     advantage_B, mask = batch.advantage_B, batch.completions.mask
-    reads_signals = bool(plan.signals) or distillation_of(method) is not None
     fallback_B, finite_B = dict(plan.fallback_B), finite_rows(signals)
     fallback_B["non_finite"] = scored_B & ~finite_B
     falls_B = torch.stack(list(fallback_B.values())).any(0)
@@ -112,7 +111,7 @@ def credit_from(plan: CreditPlan, signals: TokenSignals, engine: Engine) -> Cred
         # Every reward function abstained, which is no reward of 0: engines leave it out of its group too.
         absent_B = absent_B | ~batch.has_reward()
     falls_B = falls_B | absent_B
-    base_B = torch.where(falls_B, 0.0, advantage_B) if reads_signals else advantage_B
+    base_B = torch.where(falls_B, 0.0, advantage_B) if plan.reads_signals else advantage_B
     alone = batch.num_rollouts  # no group of the batch has this number
     counted = signals.mask & (scored_B & ~falls_B)[:, None]
     method = with_state(method, engine.state, lambda name: mean_over(signals.get(name), counted, engine))
@@ -123,7 +122,7 @@ def credit_from(plan: CreditPlan, signals: TokenSignals, engine: Engine) -> Cred
         finite_B = finite_B & credit.distill_weight.isfinite().all(-1)
     fallback_B["non_finite"] = fallback_B["non_finite"] | ~finite_B
     falls_B = falls_B | fallback_B["non_finite"]
-    if reads_signals and not is_additive(method):
+    if plan.reads_signals and not is_additive(method):
         falls_B = falls_B | (advantage_B == 0)  # not scored, so the method's credit is not used
     if falls_B.any():
         credit = credit.falling_back(falls_B, advantage_B, mask)
@@ -177,6 +176,8 @@ def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: floa
     gathered = engine.gather(torch.stack([*sums.values(), largest])[None])
     totals = dict(zip(sums, float_list(gathered[:, :-1].sum(0)), strict=True))
     metrics = step_metrics(totals, float(gathered[:, -1].max()), seconds)
+    if not plan.reads_signals:
+        del metrics["gear/scored"]  # nothing was to be
     if metrics["gear/fallback/non_finite"]:
         logger.warning(
             "step %d: %d completions had a NaN or Inf in a signal and kept their GRPO advantage",

@@ -48,12 +48,16 @@ def save_run_page(folder: Path) -> Path:
 
     >>> save_run_page(Path("nowhere"))
     Traceback (most recent call last):
-    ValueError: nowhere holds no run: there is no trainer_state.json in it, nor in a checkpoint
+    ValueError: nowhere holds no run: there is no trainer_state.json in it, nor in a checkpoint; gear train writes
+    it, trainer.save_state() in Python
     """
     states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
     states += [path for path in (folder / "trainer_state.json",) if path.is_file()]
     if not states:
-        raise ValueError(f"{folder} holds no run: there is no trainer_state.json in it, nor in a checkpoint")
+        raise ValueError(
+            f"{folder} holds no run: there is no trainer_state.json in it, nor in a checkpoint; gear train "
+            "writes it, trainer.save_state() in Python"
+        )
     history = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
     records, settings = folder / RECORDS, folder / "gear.yaml"
     pages = Environment(

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
 import trl
@@ -20,6 +20,7 @@ from gear_rl.credit.credit_config import (
 from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.engines.trl.release import check_trl
 from gear_rl.environments import has_privileged_context
+from gear_rl.errors import did_you_mean
 from gear_rl.settings import Positive, Whole, setting_field
 from gear_rl.signals.passes import check_served
 from gear_rl.signals.signal import names_of
@@ -93,8 +94,22 @@ class GEARConfig(EngineConfig, GRPOConfig):
         "'skip' the step.",
     )
 
+    def __new__(cls, *args: Any, **given: Any) -> "GEARConfig":
+        for name in given.keys() - {field.name for field in fields(cls)}:
+            raise TypeError(f"{name}: no such setting; {did_you_mean(name, [f.name for f in fields(cls)])}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
-        GRPOConfig.__post_init__(self)
+        try:
+            GRPOConfig.__post_init__(self)
+        except ValueError as error:
+            if "divisible by num_generations" not in str(error):
+                raise
+            raise ValueError(
+                f"num_generations: {self.num_generations} does not divide the {self.generation_batch_size} "
+                "completions that are generated together (per_device_train_batch_size x processes x "
+                f"steps_per_generation); change one of them. TRL says: {error}"
+            ) from None
         self.check()
         if self.loss_type not in LOSS_TYPES:
             raise ValueError(
@@ -213,11 +228,20 @@ def check_loss(
     )
 
 
-def check_rows(rows: Any, args: GEARConfig, *, has_template: bool = True) -> None:
+def check_rows(
+    rows: Any, args: GEARConfig, *, has_template: bool = True, positions: int | None = None
+) -> None:
     """``ValueError`` for fewer rows than a batch takes: TRL's sampler drops those, and nothing would train.
 
-    Also for prompts that are messages, where there is no chat template to write them. A stream has no length.
+    Also for prompts that are messages, where there is no chat template to write them, and for completions that
+    are longer than the model's ``positions``. A stream has no length.
     """
+    longest = cast(int, args.max_completion_length)
+    if positions is not None and longest >= positions:
+        raise ValueError(
+            f"max_completion_length: {longest} tokens, and the model has {positions} positions for prompt and "
+            "completion together; give fewer"
+        )
     prompts = cast(int, args.generation_batch_size) // cast(int, args.num_generations)
     if isinstance(rows, Sized) and len(rows) < prompts:
         raise ValueError(

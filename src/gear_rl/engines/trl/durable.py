@@ -6,6 +6,7 @@ Knows no credit: a step is TRL's. What a subclass keeps beside the model goes in
 
 import logging
 import math
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from gear_rl.engines.trl.evaluation import Evaluating
 from gear_rl.engines.trl.printing import SHORT, Health
 from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.engines.trl.templates import prepare_processing
+from gear_rl.model.forwards import max_positions, unwrap_model
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,16 @@ class DurableTrainer(Evaluating):
         return output
 
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *more: Any) -> Any:
-        per_function = super()._calculate_rewards(inputs, *more)
+        try:
+            per_function = super()._calculate_rewards(inputs, *more)
+        except (TypeError, ValueError) as error:
+            if not re.search("too many dimensions|must be real number", str(error)):
+                raise
+            names = ", ".join(self.reward_func_names)
+            raise ValueError(
+                f"reward_funcs: of {names}, one returned what is no number ({error}); return a list with a "
+                "number or None for each completion"
+            ) from error
         if self.model.training:
             self._count_infinite(per_function)
         self.rollouts.judge(per_function, self.reward_weights, self.num_generations_eval)
@@ -130,7 +141,8 @@ class DurableTrainer(Evaluating):
     def prepare_training(self) -> None:
         """Before anything is written: ``ValueError`` for rows that cannot be trained on."""
         has_template = bool(self.rollout_func or getattr(self.processing_class, "chat_template", None))
-        check_rows(self.train_dataset, self.args, has_template=has_template)
+        places = max_positions(unwrap_model(self.model).config)
+        check_rows(self.train_dataset, self.args, has_template=has_template, positions=places)
 
     def configuration(self) -> dict[str, Any]:
         """What a resumed run must share."""
