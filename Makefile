@@ -7,7 +7,7 @@ VENV_VERL ?= .venv-verl
 VERL := $(VENV_VERL)/bin/python
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-lm test-processors test-oldest-processor test-newest-trl faults test-verl install-verl test-vllm campaign bench pages docs docs-serve release check format picture clean
+.PHONY: help install demo test test-lm test-processors test-oldest-processor test-newest-trl faults test-verl install-verl test-vllm test-deepspeed campaign bench pages docs docs-serve release check format picture clean
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 18
 
@@ -91,6 +91,17 @@ $(VENV_VERL)/.trl: $(VENV_VERL)/.project constraints.txt
 
 test-vllm: $(VENV_VERL)/.trl ## Train for real with TRL and vLLM on the CPU, in the environment of test-verl
 	OMP_NUM_THREADS=1 PYTHONPATH=$(VENV_VERL)/trl $(VERL) -m pytest tests/trl_vllm $(ARGS)
+
+# DeepSpeed as its source, beside the packages too: its setup script fails here, and it compiles on first use what it needs.
+DEEPSPEED := deepspeed-0.19.8
+$(VENV_VERL)/.deepspeed: $(VENV_VERL)/.trl
+	cd $(VENV_VERL) && bin/python -m pip --disable-pip-version-check download -q --no-deps --no-build-isolation $(subst deepspeed-,deepspeed==,$(DEEPSPEED))
+	tar xzf $(VENV_VERL)/$(DEEPSPEED).tar.gz -C $(VENV_VERL)
+	$(VERL) -m pip --disable-pip-version-check install -q --no-deps --upgrade --target $(VENV_VERL)/$(DEEPSPEED) hjson==3.1.0
+	@touch $@
+
+test-deepspeed: $(VENV_VERL)/.deepspeed ## Train on two CPU processes with weights divided by DeepSpeed and FSDP 2
+	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu PYTHONPATH=$(VENV_VERL)/trl:$(abspath $(VENV_VERL)/$(DEEPSPEED)) $(VERL) -m pytest tests/deepspeed_cpu $(ARGS)
 
 campaign: $(VENV)/.dev ## Kill runs many times over: what is lost, what leaks
 	PYTHONPATH=src:.:tests OMP_NUM_THREADS=1 $(BIN)/python -m campaign --out results/campaign.json --page docs/checkpoints.md $(ARGS)

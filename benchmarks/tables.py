@@ -56,9 +56,9 @@ class Tasks:
 
     COLUMNS = ("oracle", "gear", "random_onsets", "sft")
     ROWS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "24 look-ups, graded": ("codebook_hard", "codebook_hard_onsets", "codebook_hard_catalogue"),
-        "six tool calls, graded": ("errands_ten",),
-        "four look-ups, right or wrong": ("codebook_exact",),
+        "24 look-ups, graded (0.84M)": ("codebook_hard", "codebook_hard_onsets", "codebook_hard_catalogue"),
+        "six tool calls, graded (0.84M)": ("errands_ten",),
+        "four look-ups, right or wrong (0.84M)": ("codebook_exact",),
         "five sums, graded (135M)": ("sums_32_same_rate", "sums_32"),
         "word problems, right or wrong (135M)": ("bare",),
     }
@@ -66,7 +66,8 @@ class Tasks:
 
     def markdown(self) -> str:
         """The lines of the table."""
-        lines = [("better than GRPO?", "perfect credit", "`gear`", "a placebo", "fine-tuning"), ("---",) * 5]
+        heads = ("better than GRPO? (parameters)", "perfect credit", "`gear`", "a placebo", "fine-tuning")
+        lines = [heads, ("---",) * len(heads)]
         for task, files in self.ROWS.items():
             verdicts: dict[str, Verdict | None] = {}
             for file in reversed(files):

@@ -24,6 +24,8 @@ MOVED = {
     "tests/equations.md": "equations.md",
 }
 """Documents outside docs/ by the page that shows them."""
+LAST = ("decisions/", "equations", "reference/gear_rl")
+"""What a search shows last."""
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".ipynb": "python"}
 FENCED = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
@@ -63,6 +65,8 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     """Turn links between files of the repository into links between pages."""
+    if page.file.src_uri.startswith(LAST):
+        page.meta["search"] = {"boost": 0.1}
     if page.file.src_uri.startswith("reference/"):
         return markdown
     outside = {shown: name for name, shown in MOVED.items()}

@@ -80,7 +80,7 @@ def load_frozen_teacher(name: str, options: Mapping[str, Any], tokenizer: Any, v
     """
     check_vocabulary(name, tokenizer_of(name, "teacher_model"), tokenizer)
     model = load_causal_lm(name, options)
-    logits = int(model.get_output_embeddings().weight.shape[0])
+    logits = vocabulary_size(model)
     if logits < vocabulary:
         raise ValueError(
             f"teacher_model: {name} has {logits} logits, and the model {vocabulary}; take another"
@@ -88,6 +88,12 @@ def load_frozen_teacher(name: str, options: Mapping[str, Any], tokenizer: Any, v
     if logits > vocabulary:
         model.resize_token_embeddings(vocabulary)
     return model.eval().requires_grad_(False)
+
+
+def vocabulary_size(model: Any) -> int:
+    """The number of the model's logits, also where DeepSpeed ZeRO-3 has divided the head."""
+    weight = model.get_output_embeddings().weight
+    return int(getattr(weight, "ds_shape", weight.shape)[0])
 
 
 def check_vocabulary(name: str, other: Any, tokenizer: Any, setting: str = "teacher_model") -> None:

@@ -122,7 +122,10 @@ class ModelPasses:
                 hidden, states.head = own._taught(request, teacher, batch, keep, states.head)
                 states.take(batch, keep, hidden)
         if other is not None:
-            head = head_of(other, self.temperature)  # an engine's reference may rest in the main memory
+            with (self.head_context or nullcontext)(other):
+                head = head_of(other, self.temperature)  # an engine's reference may rest in the main memory
+                if self.head_context is not None:
+                    head = head.clone()  # what is gathered is divided again
             states.head = replace(head, weight_VD=head.weight_VD.to(request.completions.ids.device))
         return states
 

@@ -254,8 +254,8 @@ def check_setup(
     refusals = (
         (
             images and needs_passes(credit),
-            f"model: images cannot be scored yet, and {name!r} needs passes of the model; train a language "
-            "model, or use credit 'uniform'",
+            f"model: images cannot be scored yet (our passes show no pixel_values), and {name!r} needs "
+            "passes of the model; train a language model, or use credit 'uniform'",
         ),
         (
             any(signal.whole_groups for signal in signals_of(credit.needs)) and rows % num_generations > 0,
@@ -269,16 +269,9 @@ def check_setup(
             "DeepSpeed ZeRO-3 or Liger's kernels; use one process, DDP or ZeRO-2, and no use_liger_kernel",
         ),
         (
-            args.teacher_model is not None and sharding in SHARDED,
-            f"teacher_model: {args.teacher_model!r} is whole on every process, {never}; use one process or DDP, "
-            "or leave it out",
-        ),
-        (
-            deepspeed
-            and args.teacher_url is None
-            and (kind in ("ema", "sync") or (kind == "base" and not adapter_free)),
-            f"teacher_model_kind: {kind!r} keeps a copy of the weights, {never}; use 'live', or 'base' with a "
-            "new LoRA whose init_lora_weights is true",
+            deepspeed and args.teacher_model is None and args.teacher_url is None and kind in ("ema", "sync"),
+            f"teacher_model_kind: {kind!r} follows the weights by a copy, {never}; use 'base' (loaded once more "
+            "and divided like the model), or FSDP 2, which takes both",
         ),
         (
             deepspeed and not adapter_free and "reference_logprob" in names_of(credit.needs),

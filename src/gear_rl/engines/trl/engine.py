@@ -10,10 +10,16 @@ import trl
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers.trainer_callback import TrainerCallback
+from trl.models.utils import prepare_deepspeed, prepare_fsdp
 
 from gear_rl.credit.prompts import naming_refused
 from gear_rl.engine import ForwardRequest, Tokenizer
-from gear_rl.engines.models import check_reward_model, load_frozen_teacher, reward_models
+from gear_rl.engines.models import (
+    check_reward_model,
+    load_frozen_teacher,
+    reward_models,
+    vocabulary_size,
+)
 from gear_rl.engines.trl.config import SHARDED
 from gear_rl.model.forwards import max_positions, unwrap_model
 from gear_rl.model.served import ServedTeacher
@@ -52,11 +58,15 @@ class HeldWeights(TrainerCallback):
             )
             self._served.check_use(trainer._tokenizer, trainer.temperature)
         name = trainer.args.teacher_model
+        if name is None and url is None and trainer.args.teacher_model_kind == "base":
+            # DeepSpeed owns the parameters, so the first weights are loaded once more and divided as they are.
+            name = (
+                trainer.model.name_or_path if trainer.sharding == "DEEPSPEED" and not adapter_free else None
+            )
         if name is not None and needs_context(trainer.credit):
             dtype = {"dtype": str(trainer.model.dtype).removeprefix("torch.")}
-            vocabulary = int(trainer.model.get_output_embeddings().weight.shape[0])
-            teacher = load_frozen_teacher(name, dtype, trainer._tokenizer, vocabulary)
-            self.teacher_model = teacher.to(trainer.accelerator.device)
+            teacher = load_frozen_teacher(name, dtype, trainer._tokenizer, vocabulary_size(trainer.model))
+            self.teacher_model = _divide_model(teacher, trainer)
 
     @cached_property
     def teacher(self) -> Teacher:
@@ -172,9 +182,18 @@ class TRLEngine:
         return int(self.gather(torch.tensor(count, device=device)).max())
 
 
+def _divide_model(teacher: nn.Module, trainer: "GEARTrainer") -> nn.Module:
+    """The frozen model, divided among processes as TRL divides its reference."""
+    if trainer.sharding == "DEEPSPEED":
+        return prepare_deepspeed(teacher, trainer.accelerator)
+    if trainer.sharding == "FSDP":
+        return cast(nn.Module, prepare_fsdp(teacher, trainer.accelerator))
+    return teacher.to(trainer.accelerator.device)
+
+
 def _gathered_head(model: nn.Module) -> Any:
     gather: Any = getattr(trl.trainer.utils, "maybe_gather_lm_head_ctx", None)
     if gather is None:  # TRL 1.14
         return nullcontext()
-    layer: Any = cast(Any, model).get_output_embeddings()
+    layer: Any = cast(Any, unwrap_model(model)).get_output_embeddings()
     return gather(*(p for p in (layer.weight, getattr(layer, "bias", None)) if p is not None))
