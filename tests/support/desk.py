@@ -46,3 +46,7 @@ async def silent(completions, **columns):
 
 def broken(completions, **columns):
     return [float(columns["anwser"][0])] * len(completions)
+
+
+def short_answer(completions, answer, **columns):
+    return [float(len(text) < 9) for text in answer]

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from gear_rl.view.picture import figure_style, svg_of
+from gear_rl.view.picture import figure_style, svg_of, write_figure
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#6b6b6b"  # Okabe and Ito, for lines on white
 
@@ -39,17 +40,23 @@ PANELS = (
 )
 
 
-def curves_svg(history: Sequence[Mapping[str, object]]) -> str:
-    """The curves of a run as an SVG element for a page.
+def save_curves(history: Sequence[Mapping[str, object]], path: str | Path) -> None:
+    """Draw the curves of a run as an SVG or PNG file, by the suffix of ``path``.
 
     ``history`` is a trainer's log history: a panel is drawn where a number was logged under one of its keys, and
-    the later of two rows of a step counts. The same numbers give the same text. ``ValueError`` if nothing can be
-    drawn.
+    the later of two rows of a step counts. The same numbers give the same bytes. The directory is made.
+    ``ValueError`` if nothing can be drawn, or for another suffix.
 
-    >>> curves_svg([{"step": 1, "loss": 0.5}])
+    >>> save_curves([{"step": 1, "loss": 0.5}], "curves.png")
     Traceback (most recent call last):
     ValueError: nothing to draw: no row of the history has a step and one of reward, eval_reward, ...
     """
+    with figure_style():
+        write_figure(_figure(history), path)
+
+
+def curves_svg(history: Sequence[Mapping[str, object]]) -> str:
+    """The curves of ``save_curves`` as an SVG element for a page."""
     with figure_style():
         return svg_of(_figure(history))
 
