@@ -1,5 +1,6 @@
 """The commands. Heavy imports live inside them, so that ``python -m benchmarks --help`` answers at once."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,6 +120,22 @@ def step(
     )
     result |= {"command": command_line(PROGRAM), "machine": machine()}
     deliver(result, step_cells, out, as_json)
+
+
+@app.command()
+@user_errors
+def vllm_curves(
+    seeds: Annotated[int, typer.Option(help="Runs of each method and generation.")] = 3,
+    steps: Annotated[int, typer.Option(min=10, help="Steps of each run.")] = 30,
+    out: Annotated[Path, typer.Option(help="The JSON file.")] = Path("results/vllm_curves.json"),
+) -> None:
+    """Learning curves of gear and GRPO on chain, with vLLM and without (in the environment of make test-vllm)."""
+    from benchmarks.vllm_rollouts import learning_curves
+
+    found = learning_curves(("gear", "uniform"), seeds, steps, error_console.print)
+    found |= {"command": command_line(PROGRAM), "machine": machine()}
+    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    out_console.print(found["ends"])
 
 
 @app.command()

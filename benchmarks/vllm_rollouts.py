@@ -4,14 +4,18 @@ Needs the environment of ``make test-vllm``, and the environment variables befor
 """
 
 import os
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
+from gear_rl.runs.arena import arena_config
 from gear_rl.runs.run_config import RunConfig
+from gear_rl.runs.trl_run import make_trainer
+from gear_rl.versions import versions
 
 SETTINGS = {
     "use_vllm": True,
@@ -33,6 +37,44 @@ def with_vllm(configured: Callable[..., RunConfig], *given: Any, **more: Any) ->
     run = configured(*given, **more)
     run.trainer = SETTINGS | run.trainer
     return run
+
+
+def learning_curves(
+    methods: Sequence[str], seeds: int, steps: int, say: Callable[[str], object]
+) -> dict[str, Any]:
+    """The mean reward of each step of ``chain`` by method, generation and seed, and the mean of the last ten."""
+    curves: dict[str, dict[str, list[list[float]]]] = {}
+    quiet = {"report_to": "none", "save_strategy": "no", "record_file": None}
+    with one_engine():
+        for method in methods:
+            for generation, settings in (("vLLM", SETTINGS), ("transformers", {})):
+                for seed in range(seeds):
+                    say(f"{method}, {generation}, seed {seed}")
+                    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ):
+                        run = arena_config(
+                            "chain",
+                            "default",
+                            method,
+                            seed=seed,
+                            steps=steps,
+                            output_dir=folder,
+                            **quiet,
+                            **settings,
+                        )
+                        trainer = make_trainer(run)
+                        trainer.train()
+                    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+                    curves.setdefault(method, {}).setdefault(generation, []).append(rewards)
+    ends = {
+        method: {name: [round(sum(one[-10:]) / 10, 4) for one in every] for name, every in own.items()}
+        for method, own in curves.items()
+    }
+    return {
+        "what": "mean reward of each training step on chain/default, and of the last ten",
+        "ends": ends,
+        "curves": curves,
+        "versions": versions(),
+    }
 
 
 @contextmanager
