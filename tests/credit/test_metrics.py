@@ -21,7 +21,7 @@ def test_credit_where_the_reward_has_none_is_measured_by_its_own_size():
 
 def test_two_completions_by_hand():
     mask = torch.tensor([[True] * 5 + [False], [True, True, False, True, False, False], [True] * 6])
-    weight = torch.tensor([[0.5, 1.5, 1.5, 0.75, 0.75, 9.0], [1.0, 1.0, 9.0, 1.0, 9.0, 9.0], [4.0] * 6])
+    weight = torch.tensor([[0.5, 1.5, 1.5, 0.75, 0.75, 9.0], [0.9, 0.9, 9.0, 1.2, 9.0, 9.0], [4.0] * 6])
     segment_id = torch.tensor([[0, 1, 1, 2, 3, -1], [0, 0, -1, 1, -1, -1], [0] * 6])
     advantage_B = torch.tensor([2.0, -1.0, 1.0])
     credit = Credit.from_weights(advantage_B, weight, segment_id)
@@ -45,8 +45,10 @@ def test_two_completions_by_hand():
         "gear/segments/per_completion": 2 / 2,  # one of two tokens in each; single tokens do not count
         "gear/segments/token_share": 4 / 8,
         "gear/segments/length": 4 / 2,
-        # (5^2 / (0.25 + 2.25 + 2.25 + 0.5625 + 0.5625) + 3^2 / 3) / 2
-        "gear/weight/effective_tokens": pytest.approx((25 / 5.875 + 3) / 2),
+        # (5^2 / (0.25 + 2.25 + 2.25 + 0.5625 + 0.5625) + 3^2 / (0.81 + 0.81 + 1.44)) / 2
+        "gear/weight/effective_tokens": pytest.approx((25 / 5.875 + 9 / 3.06) / 2),
+        "gear/weight/turn_1": pytest.approx((5 + 1.8) / 7),
+        "gear/weight/turn_2": pytest.approx(1.2),  # of the second completion alone
         "gear/weight/max": 1.5,
     }
 

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from gear_rl.credit.plan import FALLBACKS
 from gear_rl.tensor.masked import masked_mean
-from gear_rl.tensor.segments import segment_lengths, segment_starts
+from gear_rl.tensor.segments import segment_lengths, segment_starts, turn_ids
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 logger = logging.getLogger(__name__)
 
+TURNS = 8
+"""First turns of the model whose mean weight is logged, where completions have several."""
 BATCHES_TO_JUDGE = 20
 """Batches of rollouts after which a run warns that it has next to no segments."""
 LEAST_IN_SEGMENTS = 0.1
@@ -80,6 +82,10 @@ def metric_sums(
     for name in ("divergence", "student_entropy"):
         if name in signals:
             sums[name] = torch.where(mask, signals.get(name), 0.0).sum()
+    turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
+    for turn in range(TURNS):
+        inside = mask & (turn_id == turn)
+        sums |= {f"turn/{turn}/tokens": inside.sum(), f"turn/{turn}/weight": weight[inside].sum()}
     largest = weight.max() if weight.numel() else effective.sum()
     return {name: value.float() for name, value in sums.items()}, largest
 
@@ -104,6 +110,10 @@ def step_metrics(sums: dict[str, float], largest_weight: float, seconds: float) 
         metrics["gear/segments/token_share"] = sums["segment_tokens"] / sums["tokens"]
         metrics["gear/weight/effective_tokens"] = sums["effective_tokens"] / sums["completions"]
         metrics["gear/weight/max"] = largest_weight
+    if sums.get("turn/1/tokens"):
+        for turn in range(TURNS):
+            if tokens := sums[f"turn/{turn}/tokens"]:
+                metrics[f"gear/weight/turn_{turn + 1}"] = sums[f"turn/{turn}/weight"] / tokens
     if sums["segments"]:
         metrics["gear/segments/length"] = sums["segment_tokens"] / sums["segments"]
     return metrics

@@ -103,7 +103,7 @@ class CopyTeacher(Teacher):
         if any(p.numel() == 0 for p in self._copy.values()):
             raise ValueError(
                 "teacher_model_kind: the parameters are partitioned away on this rank (DeepSpeed ZeRO-3), so "
-                "no copy can be kept; use 'live', or 'base' with a LoRA that begins as nothing"
+                "no copy can be kept; use 'base' (with 'live' gear lost its whole gain on codebook hard)"
             )
 
     @contextmanager

@@ -96,9 +96,12 @@ def _refusals(config: Any, settings: VerlSettings) -> Iterator[tuple[str, str]]:
         why = (
             "is trained on, so the model without it, which would be the teacher 'base', is not the first one"
         )
-        yield key, f"{why}; merge it into the model, or set gear.teacher=live"
+        yield (
+            key,
+            f"{why}; merge it into the model, or set gear.teacher=live, which cost gear its gain on codebook",
+        )
     if reference and settings.config.teacher_contrast != NO_CONTRAST:
-        yield "gear.teacher_contrast", "with teacher=base was never run in verl without LoRA; use live"
+        yield "gear.teacher_contrast", "with teacher=base was never run in verl without LoRA; leave it out"
 
 
 def check_method(settings: VerlSettings) -> None:
@@ -128,7 +131,7 @@ def check_method(settings: VerlSettings) -> None:
     if students and kind not in ("live", "base"):
         raise InputError(
             f"gear.teacher: {kind!r} (given, or the default of {method.name!r}) keeps a copy of the weights, "
-            "which verl has sharded among its workers; set it to live or base, or name a gear.teacher_model"
+            "which verl has sharded among its workers; set it to base, or name a gear.teacher_model"
         )
 
 
