@@ -12,8 +12,9 @@ from support.commands import gear
 def test_what_it_writes_trains(like, tmp_path):
     done = gear("init", "mine", "--like", like, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    cd, train, view = done.stdout.splitlines()[-3:]
+    cd, train, view, teacher = done.stdout.splitlines()[-4:]
     assert (cd, view) == ("cd mine", "gear view runs/first")
+    assert teacher.startswith("gear teacher --config run.yaml  #")
     command, page = train.split("  # writes ")
     mine = tmp_path / "mine"
     done = gear(*command.split()[1:], "--max_steps", "1", cwd=mine)
