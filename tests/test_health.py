@@ -62,4 +62,4 @@ def test_a_run_that_was_grpo_is_told_so(logs, said):
 def test_held_out_rows_that_nothing_evaluates_are_named_before_the_first_step(folder, monkeypatch, caplog):
     monkeypatch.chdir(folder)
     make_trainer(load_config("run.yaml", ["--held_out", "2"]))
-    assert "eval_dataset, held_out: nothing evaluates those rows; set eval_strategy to steps" in caplog.text
+    assert "eval_dataset, held_out: nothing evaluates these rows; set eval_strategy" in caplog.text

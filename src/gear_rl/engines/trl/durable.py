@@ -75,7 +75,7 @@ class DurableTrainer(Evaluating):
             self.remove_callback(printer)
             self.add_callback(SHORT[type(printer)])
         if self.eval_dataset is not None and self.args.eval_strategy == "no":
-            message = "eval_dataset, held_out: nothing evaluates those rows; set eval_strategy to steps, and eval_steps"
+            message = "eval_dataset, held_out: nothing evaluates these rows; set eval_strategy and eval_steps"
             self._warn_once("evaluation", message)
 
     @property
