@@ -212,7 +212,7 @@ def _both(
         turns = [threading.Semaphore(int(me == first)) for me in (0, 1)]
         trainers = [_alone(config) for config in configs]
         # Not a method without effect, but no credit step at all.
-        trainers[0]._shaped_advantages = itemgetter("advantages")
+        trainers[0]._run_credit_step = itemgetter("advantages")
         for me, trainer in enumerate(trainers):
             for printer in (PrinterCallback, ProgressCallback):
                 trainer.remove_callback(printer)
@@ -249,7 +249,7 @@ def _time_parts(trainer: Any, clock: _Clock) -> None:
     """Time the trainer's own calls."""
     trainer._generate = clock.timed("generation", trainer._generate)
     trainer._compute_loss = clock.timed("loss", trainer._compute_loss)
-    trainer._shaped_advantages = clock.timed("credit", trainer._shaped_advantages)
+    trainer._run_credit_step = clock.timed("credit", trainer._run_credit_step)
     trainer.accelerator.backward = clock.timed("backward", trainer.accelerator.backward)
 
 

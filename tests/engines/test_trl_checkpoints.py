@@ -58,8 +58,8 @@ def test_the_reference_is_the_first_model_after_training_and_after_resuming(tiny
 
     whole, resumed, first = trainer(Reference()), trainer(Reference()), trainer(Reference()).model.eval()
     whole.train()
-    outputs, spread = [], GEARTrainer._shaped_advantages
-    resumed._shaped_advantages = lambda output: outputs.append(output) or spread(resumed, output)
+    outputs, spread = [], GEARTrainer._run_credit_step
+    resumed._run_credit_step = lambda output: outputs.append(output) or spread(resumed, output)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     signals, output = resumed.credit.shown[-1][1], outputs[-1]
     ids = output["completion_ids"]

@@ -137,7 +137,7 @@ SYNCED = {"sync_ref_model": True, "beta": 0.1, "save_strategy": "steps"}
         (Gear(), {"teacher_model": "x"}, {"sharding": "FSDP"}, None),
         (Rlsd(), {}, {"sharding": "DEEPSPEED"}, "teacher_model_kind: 'sync' follows the weights"),
         (Gear(), {}, {"sharding": "DEEPSPEED"}, None),
-        (Gear(), {}, {"sharding": "DEEPSPEED", "adapter_free": True}, None),
+        (Gear(), {}, {"sharding": "DEEPSPEED", "starts_as_base": True}, None),
         (Gear(), SYNCED, {"sharding": "FSDP"}, "sync_ref_model: a checkpoint holds a whole copy"),
         *((credit, {}, {"images": True}, "images cannot be") for credit in (Igpo(), Opsd(), Sdpg(), Rlcsd())),
         *((credit, {}, {"images": True}, None) for credit in (Crpo(), MtGrpo(), Opsd(strength=0.0))),

@@ -100,7 +100,7 @@ def seen_by_a_method(trainer, *needs: Any):
     """TRL's output of two groups of four, the mask, and the signals that a method is shown of all of them."""
     Accelerator(cpu=True)  # every new config takes its state from the trainers that there are
     probe = Probe(needs=needs, additive=True)
-    trainer.credit, trainer.held_weights = probe, HeldWeights(trainer, adapter_free=False)
+    trainer.credit, trainer.held_weights = probe, HeldWeights(trainer, starts_as_base=False)
     trainer._metrics["train"].clear()
     trainer.model.train()
     output = trainer._generate_and_score_completions([dict(row) for row in tiny.rows(2) for _ in range(4)])

@@ -25,9 +25,9 @@ def test_the_trainers_signals_are_those_of_each_row_alone(tmp_path, monkeypatch)
     every[::2] = [
         row | {"prompt": [{"role": "user", "content": "1 plus 2 plus 3 plus 4"}]} for row in every[::2]
     ]
-    outputs, spread = [], GEARTrainer._shaped_advantages
+    outputs, spread = [], GEARTrainer._run_credit_step
     monkeypatch.setattr(
-        GEARTrainer, "_shaped_advantages", lambda *given: outputs.append(dict(given[1])) or spread(*given)
+        GEARTrainer, "_run_credit_step", lambda *given: outputs.append(dict(given[1])) or spread(*given)
     )
     probe = Probe(needs=("student_logprob",), additive=True)
     changes = {"rows": tiny.rows().from_list(every), "steps_per_generation": 4, "max_steps": 1}

@@ -34,7 +34,7 @@ def test_bit_for_bit_in_every_loss_also_as_one_advantage_per_token(
     def expanded(self, output):
         return torch.where(output["completion_mask"].bool(), output["advantages"][:, None], 0.0)
 
-    monkeypatch.setattr(GEARTrainer, "_shaped_advantages", expanded)
+    monkeypatch.setattr(GEARTrainer, "_run_credit_step", expanded)
     spread = run(tmp_path, tiny_model, Uniform(), **changes)
     assert same(weights(spread), plain), "(B, T) broadcasts nowhere"
 

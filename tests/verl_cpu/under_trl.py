@@ -41,9 +41,9 @@ class Replayed(GEARTrainer):
         assert prompt_ids == self.rollouts_of["prompts"], "TRL renders the prompts in another way than verl"
         return self.rollouts_of["completions"], None
 
-    def _shaped_advantages(self, output: dict[str, Any]) -> Any:
+    def _run_credit_step(self, output: dict[str, Any]) -> Any:
         output["advantages"] = torch.tensor(self.rollouts_of["advantages"])  # TRL's divide by another epsilon
-        return super()._shaped_advantages(output)
+        return super()._run_credit_step(output)
 
 
 def replay(

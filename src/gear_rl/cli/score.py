@@ -121,7 +121,7 @@ def score_table(document: dict[str, Any]) -> Table:
 
 
 def score_verdict(document: dict[str, Any]) -> str:
-    """What the table says, in a few sentences; the last one names the best control.
+    """What the table says, in a few sentences; one names the best control or floor.
 
     >>> rows = {"gear": {"role": "method", "auc": 0.95, "auc_interval": [0.94, 0.97]},
     ...         "entropy": {"role": "control", "auc": 0.88, "auc_interval": [0.84, 0.92]}}
@@ -132,7 +132,7 @@ def score_verdict(document: dict[str, Any]) -> str:
     roles = {name: row["role"] for name, row in document["methods"].items()}
     ours, controls = ([n for n in auc if roles[n] in kept] for kept in (("method",), ("floor", "control")))
     if not ours:
-        return "No method gave credit that can be ranked: every completion fell back."
+        return "No method gave credit that can be ranked: every completion was left out."
     best = max(ours, key=auc.__getitem__)
     text = f"{best} ranks the fault above {auc[best]:.0%} of the other tokens (chance is 50%)."
     if not controls:

@@ -54,7 +54,7 @@ class Plan:
     tier: str
     """With ``run``, ``task`` and ``tier`` are its dataset and model."""
     held_out: range
-    """Seeds of the task's held-out problems."""
+    """Seeds of the task's held-out problems, or numbers of the user's held-out rows."""
     seeds: int
     steps: int
     rollouts: int
@@ -68,7 +68,7 @@ class Plan:
     run: dict[str, Any] | None = None
     """The user's own run, in place of a task of the arena."""
     outcome: Outcome | None = None
-    """Of the user's own run; None: the reward where rewards are graded."""
+    """Of the user's own run; None: the reward where the runs at hand have graded ones, else the share right."""
 
     @property
     def place(self) -> str:
@@ -251,8 +251,8 @@ def run_plan(
 ) -> tuple[list[Cell], dict[str, dict[str, Any]]]:
     """The compared runs, and the search for every method's rate (`settings.rates` of the findings).
 
-    Runs that are finished in the folder are not repeated. ``each`` and ``estimate`` are those of ``run_cells``;
-    ``expect`` gets how many are still to run, and of how many.
+    Runs that are finished in the folder are not repeated; failed ones are. ``each`` and ``estimate`` are those of
+    ``run_cells``; ``expect`` gets how many are still to run, and of how many.
     """
     first = rate_grid(plan.rate, plan.rates)
     rates = {method: list(first) for method in plan.methods}
@@ -263,17 +263,17 @@ def run_plan(
         expect(todo + later, len(specs) + later)
         return run_cells(specs, folder, jobs=jobs, each=each, estimate=estimate)
 
-    num_reported = plan.seeds * len(plan.methods)
+    least_reported = plan.seeds * len(plan.methods)
     while plan.rates > 1 and len(tuned) < len(rates):
         untuned = [method for method in plan.methods if method not in tuned]
-        cells = run_specs([spec for m in untuned for spec in plan.tuning_specs(m, rates[m])], num_reported)
+        cells = run_specs([spec for m in untuned for spec in plan.tuning_specs(m, rates[m])], least_reported)
         outcome = plan.outcome or outcome_of(cells)
         for method in untuned:
             ends: dict[float, list[float | None]] = {}
             for cell in cells:
                 if cell.method == method and cell.rate is not None:
-                    after = cell.ends(outcome)
-                    ends.setdefault(cell.rate, []).append(after and after[1])
+                    pair = cell.ends(outcome)
+                    ends.setdefault(cell.rate, []).append(pair and pair[1])
             tried = {rate: worth_of_rate(ends[rate]) for rate in sorted(ends)}
             beyond = next_rate(tried, first)
             if beyond is not None:

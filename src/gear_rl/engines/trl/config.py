@@ -263,12 +263,12 @@ def check_setup(
     sharding: str = "NO",
     zero_stage: int = 0,
     fsdp_version: int = 2,
-    adapter_free: bool = False,
+    starts_as_base: bool = False,
     images: bool = False,
 ) -> None:
     """Refuse what is only known once TRL is set up, mostly what was never run; ``ValueError``.
 
-    ``sharding`` is accelerate's name for how the model is distributed; ``adapter_free`` says that the model
+    ``sharding`` is accelerate's name for how the model is distributed; ``starts_as_base`` says that the model
     without its adapter is the first one.
     """
     name, kind, deepspeed = credit.name, args.teacher_model_kind, sharding == "DEEPSPEED"
@@ -298,7 +298,7 @@ def check_setup(
             "and divided like the model), or FSDP 2, which takes both",
         ),
         (
-            deepspeed and not adapter_free and "reference_logprob" in names_of(credit.needs),
+            deepspeed and not starts_as_base and "reference_logprob" in names_of(credit.needs),
             f"credit: {name!r} needs reference_logprob, for which a copy of the first weights is kept, {never}; "
             "train a new LoRA whose init_lora_weights is true, or take one process or DDP",
         ),

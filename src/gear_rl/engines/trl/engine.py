@@ -38,11 +38,11 @@ T = TypeVar("T")
 class HeldWeights(TrainerCallback):
     """The weights that passes use beside the student's own, each made on first use: before the first step.
 
-    ``adapter_free``: the model without its adapter is the one that the run began with (``begins_as_nothing``).
+    ``starts_as_base``: the model without its adapter is the one that the run began with (``begins_as_nothing``).
     """
 
-    def __init__(self, trainer: "GEARTrainer", *, adapter_free: bool) -> None:
-        self._trainer, self._adapter_free = trainer, adapter_free
+    def __init__(self, trainer: "GEARTrainer", *, starts_as_base: bool) -> None:
+        self._trainer, self._starts_as_base = trainer, starts_as_base
         self.teacher_model: nn.Module | None = None
         """The model that the setting ``teacher_model`` names."""
         for read in reward_models(trainer.credit):
@@ -61,7 +61,7 @@ class HeldWeights(TrainerCallback):
         if name is None and url is None and trainer.args.teacher_model_kind == "base":
             # DeepSpeed owns the parameters, so the first weights are loaded once more and divided as they are.
             name = (
-                trainer.model.name_or_path if trainer.sharding == "DEEPSPEED" and not adapter_free else None
+                trainer.model.name_or_path if trainer.sharding == "DEEPSPEED" and not starts_as_base else None
             )
         if name is not None and needs_context(trainer.credit):
             dtype = {"dtype": str(trainer.model.dtype).removeprefix("torch.")}
@@ -90,7 +90,7 @@ class HeldWeights(TrainerCallback):
 
     def _first_weights(self) -> Teacher:
         # Not `make_teacher`: a run that is resumed has trained weights by now.
-        return AdapterFreeTeacher() if self._adapter_free else CopyTeacher(self._trainer.model)
+        return AdapterFreeTeacher() if self._starts_as_base else CopyTeacher(self._trainer.model)
 
     def by_file(self) -> dict[str, Any]:
         """What a checkpoint holds beside TRL's own files, by the file's name."""

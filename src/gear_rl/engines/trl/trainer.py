@@ -77,7 +77,7 @@ class GEARTrainer(DurableTrainer):
         args = checked_arguments(args, credit, privileged, train_dataset, options)
         self.credit, self.privileged = credit, privileged
         self.old_pass: OldPass | None = None
-        """While TRL makes rollouts to train on, where the student needs no pass of our own."""
+        """Keeps the states of TRL's pass over the rollouts, if it runs one: the student needs no other then."""
         self.teacher_check = TeacherCheck(every=args.teacher_check_steps)
         self.segment_check = SegmentCheck()
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
@@ -85,11 +85,11 @@ class GEARTrainer(DurableTrainer):
         if needs_passes(credit):
             head_layer(self.model)  # refused here, not after the first rollouts
         self.record_subscribers: list[Callable[[list[Record]], object]] = []
-        """Each is called with the records of every batch, on the first process. The record file is the first."""
+        """Subscribe on every process: records are gathered, then each is called on the first process alone."""
         if self.run_folder.records is not None:
             self.record_subscribers.append(self._write_records)
         self._record_writer: RecordWriter | None = None
-        adapter_free = begins_as_nothing(self.model)
+        starts_as_base = begins_as_nothing(self.model)
         plugins = cast(Any, self.accelerator.state)
         check_setup(
             credit,
@@ -98,10 +98,10 @@ class GEARTrainer(DurableTrainer):
             sharding=self.sharding,
             zero_stage=int(getattr(getattr(plugins, "deepspeed_plugin", None), "zero_stage", 0)),
             fsdp_version=getattr(getattr(plugins, "fsdp_plugin", None), "fsdp_version", 2),
-            adapter_free=adapter_free,
+            starts_as_base=starts_as_base,
             images=self._is_vlm,
         )
-        self.held_weights = HeldWeights(self, adapter_free=adapter_free)
+        self.held_weights = HeldWeights(self, starts_as_base=starts_as_base)
         self.add_callback(self.held_weights)
 
     # --- rollouts -------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class GEARTrainer(DurableTrainer):
             self.old_pass = OldPass() if keeps else None
         output = super()._generate_and_score_completions(shown)
         if self.model.training:
-            output["advantages"] = self._shaped_advantages(output)
+            output["advantages"] = self._run_credit_step(output)
             self.old_pass = None
         return output
 
@@ -173,10 +173,10 @@ class GEARTrainer(DurableTrainer):
     # --- the credit step ------------------------------------------------------------------------------------
 
     def credit_engine(self) -> TRLEngine:
-        """The engine of the next credit step; override it for passes or signals of your own."""
+        """The engine of a credit step or a distilling loss; override it for passes or signals of your own."""
         return TRLEngine(self)
 
-    def _shaped_advantages(self, output: dict[str, Any]) -> Tensor:
+    def _run_credit_step(self, output: dict[str, Any]) -> Tensor:
         """The advantages for TRL: of every token, (B, T), or of every completion, (B,)."""
         if needs_passes(self.credit):
             self._warn_of_positions(output["prompt_mask"])
