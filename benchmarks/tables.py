@@ -303,6 +303,16 @@ TABLES: dict[str, Table | Tasks] = {
         },
     ),
     "settings": Table(("codebook_hard_settings",), {**RIGHT, **GAIN, "lost": lost, **AUCS}, SETTINGS),
+    "slips": Table(
+        ("codebook_hard_slips",),
+        {**RIGHT, **GAIN, "lost": lost},
+        {
+            **named("uniform", "oracle", "gear"),
+            "tokens": "`gear:tokens`",
+            "tokens16": "`gear:tokens` with `alpha=16`",
+            "slips": "the same in successes, in failures the teacher's excess surprisal",
+        },
+    ),
     "step_scores": Table(("step_scores",), {"share right": mean, "difference to GRPO": gain}, STEP_SCORES),
     "sums_32": Table(
         ("sums_32",), {**SEEDS, "in other words": beside("words")}, ON_SUMS, first="share right"
