@@ -65,7 +65,7 @@ class ToolUse:
     """What became of the calls of a batch of rollouts."""
 
     counts: Sequence[Mapping[str, int]]
-    """How many tools each rollout called, and how many calls failed of which kind."""
+    """For each rollout the number of its calls, and by kind the number of those that failed."""
     failure_of: Callable[[int, Mapping[str, Any]], str | None]
     """As which of ``TOOL_FAILURES`` the call of rollout ``b`` that a tool message answers failed; None if it did
     not."""

@@ -37,13 +37,12 @@ NOISE_NATS = 1e-5
 class Gear:
     """A token where the teacher diverges opens a segment of credit, weighted by its divergence.
 
-    A variant of ours of GEAR (arXiv:2605.11853): ``z_t`` is the reverse KL, normalised over the completion. A
-    peak opens a segment, which ends where the student's entropy rises; its tokens take the ``z`` of the peak, all
-    others their own. ``A_t = A w_t``, with ``w_t = 1 + alpha z_t`` scaled to mean 1.
+    Our variant of GEAR (arXiv:2605.11853): ``z_t`` is the reverse KL, normalised over the completion. A
+    peak opens a segment, which ends where student entropy rises and takes the peak's ``z``. ``A_t = A w_t``, with
+    ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
-    ``gear:plain`` is our reconstruction from the abstract and figure captions, the only parts of GEAR that we
-    have read; all numbers in it are guesses, and a poor result of it says nothing about the paper.
-    ``gear:tokens`` is the variant without segments.
+    ``gear:plain`` is our reconstruction from abstract and captions, all we have read; its numbers are
+    guesses, and a poor result of it says nothing about the paper. ``gear:tokens`` has no segments.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),

@@ -22,7 +22,7 @@ class Shear:
     ``A_t = A ((1 - strength) + strength d_t)``, with ``d_t`` the Wasserstein distance from the windows around the
     token to the nearest window of a completion of the same prompt with the other outcome.
 
-    As published the mean weight is not 1, which changes the step size; ``normalise`` is the paper's ablation.
+    The mean weight is not 1, which changes the step size; with ``normalise`` it is, an ablation in that paper.
     Needs no teacher, but groups with right and wrong completions: one compared with nothing keeps its advantage.
 
     >>> signals = TokenSignals(

@@ -32,8 +32,8 @@ class StepScores:
     ``G_k = sum_{l >= k} discount^(l - k) r_l`` the return from step k on, the mean over the group's steps k, and
     the deviation of summed scores. ``use="process_supervision"`` (arXiv:2402.03300, section 4.1.3): ``r`` is
     normalised over the group's steps, then summed. ``use="weights"``, ours, for scores from 0 to 1:
-    ``A_t = A (1 + strength (w_k - 1))``, with ``w`` the score where ``A > 0``, else 1 less the score, over its
-    mean. A token outside every step keeps ``A``. Turns without "step_scores" have their ``turn_rewards``.
+    ``A_t = A (1 + strength (w_k - 1))``, with ``w`` the score where ``A > 0``, else 1 minus it, over its mean.
+    A token outside every step keeps ``A``. Turns may have ``turn_rewards`` instead.
 
     >>> signals = TokenSignals(mask=torch.ones(2, 4, dtype=torch.bool),
     ...     step_id=torch.tensor([[0, 0, 1, 1]] * 2), step_score=torch.tensor([[0.75, 0.75, 0.25, 0.25]] * 2))

@@ -34,16 +34,14 @@ def distillation_terms(
     temperature: float = 1.0,
     max_nats: float | None = None,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """Divergence of student and teacher at every token, and the student's log-prob of it, both with gradient.
+    """Divergence of student and teacher at every token, in nats up to ``max_nats``, and the token's log-prob.
 
     ``beta KL(q || m) + (1 - beta) KL(p || m)`` with ``m = beta q + (1 - beta) p``, ``p`` the student's and ``q``
-    the teacher's distribution; KL(q || p) at ``beta=0`` and KL(p || q) at ``beta=1``, as in OPSD
-    (arXiv:2601.18734). With ``top_k`` the outcomes are the likeliest tokens of ``top_k_of`` and, with ``tail``,
-    all others as one more (arXiv:2601.20802); without, the two are normalised over them. ``temperature`` divides
-    the logits of both beside the head's own, but not those of the log-prob. Nats, from 0 to ``max_nats``.
+    the teacher's distribution (OPSD, arXiv:2601.18734): KL(q || p) at ``beta=0``, KL(p || q) at 1. With ``top_k``
+    the outcomes are the likeliest tokens of ``top_k_of`` and, with ``tail``, all others as one
+    (arXiv:2601.20802). ``temperature`` divides the logits of the divergence, not of the log-prob.
 
-    The gradient is exact and reaches the student's hidden states, the head's weight and its bias; it is 0 for a
-    term that is not finite. ``teacher_head`` is as for ``token_statistics``.
+    The gradient reaches the student's states and head; it is 0 for a term that is not finite.
 
     >>> student = torch.tensor([[3.0, 0.0]]).log1p().requires_grad_()  # probabilities 4/5 and 1/5
     >>> even, head = torch.zeros(1, 2), Head(weight_VD=torch.eye(2))
