@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import Cells
+from gear_rl.lab.cell_processes import run_cells
 from gear_rl.lab.comparison import Plan, best_rate
-from gear_rl.lab.training import run_cells
 
 RULES: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": lambda ends: float(np.mean(ends)),

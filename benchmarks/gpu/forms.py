@@ -36,10 +36,11 @@ import torch
 
 from benchmarks import forms
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
+from gear_rl.lab.cell_processes import run_cells
 from gear_rl.lab.cells import Cell, plain_fields
 from gear_rl.lab.run_plan import plan_of_run
+from gear_rl.lab.spec import Spec, read_cells
 from gear_rl.lab.statistics import mean_interval
-from gear_rl.lab.training import Spec, read_cells, run_cells
 from gear_rl.runs.model_wheels import resolve_model
 from gear_rl.runs.run_config import RunConfig
 

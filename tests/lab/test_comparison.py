@@ -19,7 +19,8 @@ from gear_rl.lab.comparison import (
     rate_grid,
     run_plan,
 )
-from gear_rl.lab.training import Spec, _failed_cell, finished_cell, run_cell
+from gear_rl.lab.spec import Spec, failed_cell, finished_cell
+from gear_rl.lab.training import run_cell
 from lab.test_verdict import cell
 from support.commands import gear, untouched
 
@@ -103,7 +104,7 @@ def test_a_process_that_dies_first_fails_its_own_run_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def died(specs, folder, *, each, **_):
-        rows = [_failed_cell(spec, "its process died: killed") for spec in specs]
+        rows = [failed_cell(spec, "its process died: killed") for spec in specs]
         for row in rows:
             each(row)
         return rows

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from gear_rl.arena.task import get_task
 from gear_rl.errors import InputError
+from gear_rl.lab.cell_processes import run_cells
 from gear_rl.lab.cells import Cell, Outcome, name_at_rate, outcome_of
 from gear_rl.lab.lineup import BASELINE, CEILING, SFT, line_up
-from gear_rl.lab.training import Spec, finished_cell, run_cells
+from gear_rl.lab.spec import Spec, finished_cell
 from gear_rl.method_builder import build_method
 from gear_rl.runs.arena import task_of
 from gear_rl.user_objects import code_of

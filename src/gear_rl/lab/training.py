@@ -1,4 +1,4 @@
-"""The runs of a comparison: what one is, the file of its numbers, and processes that run a few at a time."""
+"""One run of a comparison: it trains, and is judged before, in between and after."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
@@ -6,15 +6,10 @@
 import gc
 import json
 import math
-import multiprocessing
-import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -24,8 +19,9 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from gear_rl.files import replace_file
-from gear_rl.lab.cells import Cell, Frozen, Score, plain_fields
+from gear_rl.lab.cells import Cell, Score
 from gear_rl.lab.oracle import Oracle, estimate_of
+from gear_rl.lab.spec import Spec, common_fields, digest, failed_cell, write_cell
 from gear_rl.method_builder import build_method
 from gear_rl.rollouts import succeeds
 from gear_rl.runs.arena import arena_config, sampled_rewards, task_of
@@ -44,181 +40,19 @@ _POINTS = 4
 """Evaluations at most, the one after the last step among them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """A run; equal specs give the same numbers on the same machine and versions."""
+def run_cell(spec: Spec, folder: Path, tell: Callable[[float], object] = lambda seconds: None) -> Cell:
+    """The run's numbers, which its file holds too; a failure is written, not raised.
 
-    name: str
-    """The name it is compared under."""
-    credit: dict[str, Any]
-    task: str
-    tier: str
-    seed: int
-    steps: int
-    rollouts: int
-    """Per step."""
-    rate: float
-    """Learning rate."""
-    n_eval: int
-    first: int
-    """Seed of the first of its held-out problems."""
-    samples: int
-    """Answers to every held-out problem, before and after."""
-    between: bool
-    """Whether they are also answered in between, once each."""
-    engine: dict[str, Any]
-    """Settings of the engine beside those of the tier or the user's run."""
-    resolved: str
-    """The method with all its settings: a changed default makes another run."""
-    sft: float = 0.0
-    """Share of the steps, from the first on, that fine-tune on the privileged text in place of the method."""
-    run: dict[str, Any] | None = None
-    """The user's own run in place of the arena's; ``task`` and ``tier`` are then its dataset and model."""
-
-    @property
-    def sft_steps(self) -> int:
-        """Steps of fine-tuning, before those of the method."""
-        return round(self.sft * self.steps)
-
-    @property
-    def file(self) -> str:
-        """Its file's name: method, rate, seed, and a digest of all fields."""
-        plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)[:60]
-        return f"{plain}-{self.rate:g}-{self.seed}-{digest(asdict(self))[:8]}.json"
-
-
-def digest(content: Mapping[str, Any]) -> str:
-    """The sha256 of its JSON.
-
-    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1})
-    True
+    ``tell`` gets the seconds that the run will take, after its first steps.
     """
-    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-class _File(Frozen):
-    """What the folder keeps of a run."""
-
-    spec: dict[str, Any]
-    cell: Cell
-
-
-def finished_cell(spec: Spec, folder: Path) -> Cell | None:
-    """The run's numbers, if they are in the folder; None also for a run that failed, which is run again."""
-    try:
-        file = _File.model_validate_json((folder / spec.file).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    same = file.spec == json.loads(json.dumps(asdict(spec)))
-    return file.cell if same and file.cell.error is None else None
-
-
-def read_cells(folder: Path) -> list[Cell]:
-    """Every run that is in the folder, failed ones too, in the order of its files' names."""
-    files = (file for file in sorted(folder.glob("*.json")) if not file.name.startswith("before-"))
-    return [_File.model_validate_json(file.read_text(encoding="utf-8")).cell for file in files]
-
-
-def run_cells(
-    specs: Sequence[Spec],
-    folder: Path,
-    *,
-    jobs: int,
-    each: Callable[[Cell], None] = lambda cell: None,
-    estimate: Callable[[float], None] = lambda seconds: None,
-) -> list[Cell]:
-    """The numbers of every run, in the order of the specs; runs that are finished in the folder are not repeated.
-
-    ``jobs`` processes run them; ``each`` gets every run as it ends, ``estimate`` the seconds that one will take,
-    after its first steps. A process that dies fails its own run alone and is replaced. When this is interrupted,
-    or killed, the runs under way end too.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes: more threads only wait for each other
-    cells = [finished_cell(spec, folder) for spec in specs]
-    others = {*multiprocessing.active_children()}
-    context = multiprocessing.get_context("spawn")
-    # Our end is open here alone: once it is closed, or we die, every process ends.
-    ours, alive = context.Pipe()
-    scratch = tempfile.TemporaryDirectory(prefix="gear-cells-", ignore_cleanup_errors=True)
-    thread, pools = threading.local(), list[ProcessPoolExecutor]()
-
-    def run_alone(spec: Spec) -> Cell:
-        if getattr(thread, "process", None) is None:
-            thread.process = ProcessPoolExecutor(1, context, _begin, (alive, scratch.name))
-            pools.append(thread.process)
-        try:
-            return thread.process.submit(run_cell, spec, folder).result()
-        except BrokenProcessPool as error:
-            thread.process = None
-            return _failed_cell(spec, f"its process died: {error}")
-
-    with ThreadPoolExecutor(jobs) as threads:
-        try:
-            futures = {threads.submit(run_alone, specs[i]): i for i, cell in enumerate(cells) if cell is None}
-            left = set(futures)
-            while left:
-                # A wait without an end may miss the signal that comes just before it.
-                done, left = wait(left, timeout=1, return_when=FIRST_COMPLETED)
-                while ours.poll():
-                    estimate(ours.recv())
-                for future in done:
-                    cells[futures[future]] = future.result()
-                    each(future.result())
-        except BaseException:
-            ours.close()
-            for process in {*multiprocessing.active_children()} - others:
-                process.kill()  # one that is still importing does not watch our end
-            raise
-        finally:
-            threads.shutdown(cancel_futures=True)
-            for pool in pools:
-                pool.shutdown()  # Python 3.12 hangs at its exit after a broken pool that is collected earlier
-            ours.close()
-            scratch.cleanup()
-    return [cell for cell in cells if cell is not None]
-
-
-_parent: Any = None
-"""The pipe to the process that started this one."""
-
-
-def _begin(alive: Any, scratch: str) -> None:
-    """A new process is silent, and ends with the one that started it, which removes its temporary files."""
-    global _parent
-    tempfile.tempdir, _parent = scratch, alive
-    silent = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(silent, stream)
-
-    def watch() -> None:
-        try:
-            alive.recv()
-        except EOFError:
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _common(spec: Spec) -> dict[str, Any]:
-    names = ("task", "tier", "seed", "steps", "rate", "n_eval", "samples")
-    return {"method": spec.name} | {name: getattr(spec, name) for name in names}
-
-
-def _failed_cell(spec: Spec, error: str) -> Cell:
-    return Cell(**_common(spec), error=error)
-
-
-def run_cell(spec: Spec, folder: Path) -> Cell:
-    """The run's numbers, which its file holds too; a failure is written, not raised."""
     begin = time.perf_counter()
     try:
-        cell = _train_cell(spec, folder)
+        cell = _train_cell(spec, folder, tell)
     except Exception as error:
-        cell = _failed_cell(spec, f"{type(error).__name__}: {error}")
+        cell = failed_cell(spec, f"{type(error).__name__}: {error}")
     spent = {"seconds": round(time.perf_counter() - begin, 1), "versions": versions()}
     cell = cell.model_copy(update=spent)
-    replace_file(folder / spec.file, json.dumps({"spec": asdict(spec), "cell": plain_fields(cell)}).encode())
+    write_cell(spec, cell, folder)
     gc.collect()  # trainer and callbacks refer to each other
     return cell
 
@@ -316,7 +150,7 @@ def _held_out_of(spec: Spec, trainer: Any) -> _HeldOut:
     return _HeldOut(spec=spec, trainer=trainer, solve=solve, problems=problems, others=others)
 
 
-def _train_cell(spec: Spec, folder: Path) -> Cell:
+def _train_cell(spec: Spec, folder: Path, tell: Callable[[float], object]) -> Cell:
     """Rewards before, in between and after, and curves of the training."""
     start = time.perf_counter()
     quiet_libraries()
@@ -336,11 +170,10 @@ def _train_cell(spec: Spec, folder: Path) -> Cell:
         before = _measure_once(folder / f"{stem}.json", held_out.measure_rewards)
         ready = time.perf_counter()
 
-        def tell(pace: float) -> None:
+        def tell_pace(pace: float) -> None:
             once = (ready - loaded) / spec.samples
             later = once * (spec.samples + (_POINTS - 1) * spec.between)
-            if _parent is not None:
-                _parent.send(ready - start + pace * spec.steps + later)
+            tell(ready - start + pace * spec.steps + later)
 
         if spec.sft_steps:
             from gear_rl.lab.sft import fine_tune, prompts_of
@@ -351,7 +184,7 @@ def _train_cell(spec: Spec, folder: Path) -> Cell:
             fine_tune(trainer, rows, spec.sft_steps, between)
             between.first = spec.sft_steps
         if spec.sft_steps < spec.steps:
-            trainer.add_callback(_Pace(tell))
+            trainer.add_callback(_Pace(tell_pace))
             trainer.add_callback(between)
             trainer.train()
         after = held_out.measure_rewards()
@@ -367,7 +200,7 @@ def _cell_of_measures(
     first = f", {spec.sft_steps} of {spec.steps} steps fine-tune first" if spec.sft else ""
     right = 1.0 if spec.run is None else float(spec.run["right"])
     return Cell(
-        **_common(spec),
+        **common_fields(spec),
         credit=repr(build_method(spec.credit)) + first,
         before=score_of(0, before["rewards"], right),
         held_out=tuple(score_of(step, samples, right) for step, samples in points),
