@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from itertools import count
 from typing import Any, Literal, cast
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -128,7 +129,6 @@ class ServedTeacher(Teacher):
                     top_id[b, t, : len(names)] = torch.tensor(names)
                     top[b, t, : len(names)] = torch.tensor([found[name] for name in names])
             except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
-                logprob[b] = math.nan
                 if isinstance(error, URLError) and not isinstance(error, HTTPError):
                     down.append(error)  # the others would only wait for it
                 return error
@@ -170,7 +170,7 @@ class ServedTeacher(Teacher):
     def _answer(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """The server's answer, asked for again after an error that may pass."""
         data = None if body is None else json.dumps(body).encode()
-        for attempt in range(self.retries + 1):
+        for attempt in count():
             try:
                 request = Request(self.url + path, data, {"Content-Type": "application/json"})
                 with urlopen(request, timeout=self.timeout) as response:
@@ -180,7 +180,6 @@ class ServedTeacher(Teacher):
                 if refused or attempt == self.retries:
                     raise
                 time.sleep(min(0.5 * 2**attempt, 8.0))
-        raise AssertionError
 
 
 def _number(value: float | None) -> float:
