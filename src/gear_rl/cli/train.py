@@ -1,7 +1,7 @@
 """``gear train``: a run from a configuration."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,7 +33,8 @@ def train(
                teacher_*, privileged_*, answer_pattern
     training   output_dir, max_steps, learning_rate, num_generations,
                max_completion_length, ... (every setting of TRL's GRPOConfig)
-    records    record_file, record_max_mb, report_to, logging_steps
+    records    record_file, record_max_mb, report_to, logging_steps,
+               log_completions (coloured in wandb and trackio)
     folder     resume_from_checkpoint, save_steps, overwrite_output_dir
 
     The flags of TRL's own scripts (--model_name_or_path, --use_peft) work too.
@@ -81,11 +82,16 @@ def train_with_report(config: "RunConfig", *, overwrite: bool, source: Path | No
     from gear_rl.runs.resolved import how_to_go_on
     from gear_rl.runs.trl_run import train as run
     from gear_rl.view.run import save_run_page
+    from gear_rl.view.trackers import track_credit
+
+    def prepare(trainer: Any) -> None:
+        if trainer.args.log_completions:
+            track_credit(trainer)
 
     show_log()
     with ProgressLine(error_console) as line:
         try:
-            trainer = run(config, [line], overwrite=overwrite, source=source)
+            trainer = run(config, [line], overwrite=overwrite, source=source, prepare=prepare)
         except BaseException as ended:
             if not isinstance(ended, Exception):  # interrupted or terminated
                 ended.add_note(how_to_go_on(config))
