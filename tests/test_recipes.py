@@ -1,10 +1,14 @@
 """The recipes of `examples/`: each runs with --smoke, and each option in a comment is valid."""
 
+import doctest
 import re
 from pathlib import Path
 
 import pytest
 
+from engines import tiny
+from examples import laptop_agent
+from gear_rl.engines.trl.templates import prepare_processing
 from gear_rl.method_builder import build_method
 from gear_rl.runs.run_config import RunConfig, load_config, trainer_settings
 from support.commands import gear
@@ -67,3 +71,29 @@ def test_every_recipe_runs_in_smoke(recipe, tmp_path):
     assert set(ROOT.glob("runs/*")) == before, "a smoke run leaves nothing behind"
     if recipe.stem == "tools_qwen3_4b":
         assert re.search(r"[1-9]\d* tool calls", done.stderr), "the tiny model calls the environment's tools"
+
+
+def test_the_transcripts_of_the_laptop_agent_are_calls_that_trl_reads(tmp_path):
+    assert doctest.testmod(laptop_agent).failed == 0
+    tiny.tokenizer().save_pretrained(tmp_path)
+    tokenizer = prepare_processing(str(tmp_path), None, "qwen3_instruct_2507", has_tools=True)
+    [shown] = laptop_agent.demonstrations(tokenizer, 1)
+    [row] = laptop_agent.rows(count=1, seed=1)
+    assert '"name": "send"' in shown["prompt"] and row["code"] not in shown["prompt"]
+    turn = shown["completion"].partition("<|im_end|>")[0]
+    assert turn == f'<tool_call>\n{{"name": "find", "arguments": {{"item": "{row["item"]}"}}}}\n</tool_call>'
+
+
+def test_the_laptop_agent_runs_in_smoke():
+    mine = "examples.laptop_agent"
+    settings = (
+        "--dataset",
+        f"{mine}:rows",
+        "--environment",
+        f"{mine}:Shop",
+        "--max_completion_length",
+        "160",
+    )
+    done = gear("train", "--model", "Qwen/Qwen3-0.6B", *settings, "--smoke", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"[1-9]\d* tool calls", done.stderr)
