@@ -7,7 +7,7 @@ Importing this module imports no task and no torch.
 import hashlib
 import random
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -100,7 +100,7 @@ class Case:
     """The ids of the completion with the fault, closing tokens included: the model's turns, and between two of
     them the tools' answer."""
     right: list[list[int]]
-    fault: range
+    fault: Collection[int]
     """The places of the fault in the faulty completion, tool answers included."""
     choices: tuple[bool, ...] = ()
     """Whether each token of the faulty completion, tool answers included, is a decision and not form. Empty where
@@ -208,18 +208,22 @@ class Task:
         problem = self.generate(seed, tier)
         faulty, right = tokens(tokenizer, problem.plant(seed)), tokens(tokenizer, problem.solve())
         ids, gold = (list(chain.from_iterable(turns)) for turns in (faulty, right))
-        own = [place % 2 == 0 for place, turn in enumerate(faulty) for _ in turn]
-        texts = token_texts(ids, tokenizer)
         fault = next(t for t, (wrong, due) in enumerate(zip(ids, gold, strict=False)) if wrong != due)
         return Case(
             row=self._row(seed, tier, reference),
             faulty=faulty,
             right=right,
             fault=range(fault, fault + 1),
-            choices=tuple(
-                mine and self.is_choice(before, text)
-                for mine, before, text in zip(own, ["", *texts[:-1]], texts, strict=True)
-            ),
+            choices=self.choices_of(faulty, tokenizer),
+        )
+
+    def choices_of(self, turns: Sequence[Sequence[int]], tokenizer: Any) -> tuple[bool, ...]:
+        """Whether each token is a decision of the model; its turns alternate with the tools' answers."""
+        own = [place % 2 == 0 for place, turn in enumerate(turns) for _ in turn]
+        texts = token_texts([*chain.from_iterable(turns)], tokenizer)
+        return tuple(
+            mine and self.is_choice(before, text)
+            for mine, before, text in zip(own, ["", *texts[:-1]], texts, strict=True)
         )
 
 

@@ -29,6 +29,16 @@ class Truth:
     exact: bool
     """Whether all must be right for a reward; else the reward is the share of right ones."""
 
+    @property
+    def mistakes(self) -> tuple[int, ...]:
+        """The places of wrong decisions, of each its first token, and of tokens that lose decisions."""
+        wrong = [
+            t
+            for t, right in enumerate(self.right)
+            if not right and (self.lost[t] or self.decision[t] not in (-1, *self.decision[:t]))
+        ]
+        return tuple(wrong)
+
 
 def only_right(ids: Sequence[int], gold: Sequence[int]) -> Truth:
     """The truth of a task where only the completion `gold` earns the reward: each of its tokens is a decision.

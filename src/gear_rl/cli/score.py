@@ -39,6 +39,9 @@ def score(
     task: Annotated[str, typer.Option(help=TASK_HELP)] = DEFAULT_TASK,
     tier: Annotated[str | None, typer.Option(help=f"{TIER_HELP}.")] = None,
     n: Annotated[int | None, typer.Option(help="Problems; 256 held-out ones, of a file all.")] = None,
+    trained: Annotated[
+        int | None, typer.Option(min=0, help="The model's own mistakes, after so many steps of GRPO.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="In place of a task: marked faults (.jsonl).")] = None,
     model: Annotated[str | None, typer.Option(help="With --data: folder, hub name, or arena.")] = None,
     max_tokens: Annotated[int, typer.Option(help="With --data: longer completions are set aside.")] = 4096,
@@ -46,7 +49,8 @@ def score(
 ) -> None:
     """Is the credit where the fault is?
 
-    Runs the credit step on completions with a known fault; trains nothing.
+    Runs the credit step on completions with a known fault. The faults are planted;
+    with --trained they are those that the model makes itself after some training.
 
     A method may have settings: --methods gear,gear:onset_signal=log_ratio
 
@@ -70,7 +74,13 @@ def score(
         refuse(context, "model", "max_tokens", why="goes with --data; the arena's tasks have their own")
         refuse_words(context)
     else:
-        refuse(context, "task", "tier", why="is for the arena's tasks; leave it out with your own data")
+        refuse(
+            context,
+            "task",
+            "tier",
+            "trained",
+            why="is for the arena's tasks; leave it out with your own data",
+        )
         if model is None:
             why = "give the folder or the hub name of the model to score, or arena"
             raise InputError(f"--model: missing; {why}")
@@ -83,7 +93,13 @@ def score(
 
     if data is None:
         tier = tier or task_of(task).laboratory_tier
-        material = arena_material(task, tier, 256 if n is None else n)
+        count = 256 if n is None else n
+        if trained is None:
+            material = arena_material(task, tier, count)
+        else:
+            from gear_rl.lab.own_mistakes import own_mistakes
+
+            material = own_mistakes(task, tier, count, trained)
     else:
         material = marked_material(data, str(model), n=n, max_tokens=max_tokens, words=context.args, say=say)
     with progress_bar(error_console, "scoring ") as progress:
@@ -97,7 +113,7 @@ def score(
 
 def score_table(document: dict[str, Any]) -> Table:
     """The numbers as a table for a terminal of 80 columns; floors, controls and the ceiling below the methods."""
-    kind = "marked" if "data" in document else "planted"
+    kind = "marked" if "data" in document else "planted" if "trained" not in document else "own"
     methods = sorted(document["methods"].items(), key=lambda item: _ROLES.index(item[1]["role"]))
     partly = any(row["n"] < document["n"] for _, row in methods)
     table = Table(
@@ -141,7 +157,7 @@ def score_verdict(document: dict[str, Any]) -> str:
     text += f" The best control, {control}, has {auc[control]:.0%}"
     near = auc[control] >= (auc[best] if ends is None else ends[0])
     text += ": finding the fault here does not need the method." if near else "."
-    if "data" in document or control != "surprise":
+    if "data" in document or "trained" in document or control != "surprise":
         return text
     why = "The faults are planted: the student did not draw them, so its -log p alone finds them"
     return f"{text} {why}. Mistakes of its own need not surprise it."
@@ -150,4 +166,5 @@ def score_verdict(document: dict[str, Any]) -> str:
 def _title(document: dict[str, Any]) -> str:
     if "data" in document:
         return f"{document['data']}, {document['model']}"
-    return f"{document['task']}/{document['tier']}"
+    trained = f" after {document['trained']} steps of GRPO" if "trained" in document else ""
+    return f"{document['task']}/{document['tier']}{trained}"
