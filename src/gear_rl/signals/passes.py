@@ -7,7 +7,7 @@ afterwards.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +36,9 @@ from gear_rl.tensor.divergences import bucketed_divergence
 from gear_rl.tensor.logits import Head
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import Signal, TokenSignals
+
+RowImages = Callable[[Int[Tensor, " N"], Int[Tensor, "N S"]], Mapping[str, Tensor]]
+"""From some rows of a batch and ids that are shown of each to the model's arguments for their images."""
 
 
 class KeptStates:
@@ -94,7 +97,9 @@ class ModelPasses:
     head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
     """Wraps every direct use of the head's weights; sharded ones are gathered in it."""
     share_prompts: bool = True
-    """Whether a prompt runs once for all completions that have it; not where weights are sharded."""
+    """Whether a prompt runs once for all completions that have it; not where weights are sharded or images shown."""
+    images: RowImages | None = None
+    """None without images."""
 
     def run(self, request: ForwardRequest, *, student_states: KeptStates | None = None) -> dict[str, Tensor]:
         """The signals of ``request.needs`` by name; 0 in rows that are not scored.
@@ -313,7 +318,8 @@ class ModelPasses:
             hidden = states_after_shared_prompts(self.model, *parts)
         if hidden is None:
             both = torch.cat([own.ids_BP, ids], 1), torch.cat([own.attention_BP, attention], 1)
-            hidden = hidden_states(self.model, *both, num_tokens=width)
+            images = self.images and self.images(batch, both[0])
+            hidden = hidden_states(self.model, *both, num_tokens=width, images=images)
         return hidden[keep]  # a copy, so that the prompt's hidden states are freed
 
 
