@@ -7,11 +7,13 @@ import torch
 
 from engines import tiny
 from engines.running import history, weights
+from engines.scripted import Scripted, call
 from engines.tiny_images import MARKS, MODELS, picture, rows
 from gear_rl import GEARConfig, GEARTrainer
 from gear_rl.credit.teacher_prompts import teacher_prompts
 from gear_rl.engine import ForwardRequest
 from gear_rl.engines.trl.images import PIXELS, TYPES, images_of
+from gear_rl.engines.trl.templates import read_template
 from gear_rl.records import read_records
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.signal import DIVERGENCE, STUDENT_LOGPROB, TEACHER_LOGPROB
@@ -29,16 +31,26 @@ class Watched(GEARTrainer):
         return super()._run_credit_step(output)
 
 
-def trainer_of(folder, kind, counts, credit="gear", data=None, **changes):
+class WatchedAgent(Watched, Scripted):
+    """Says what a script says."""
+
+
+def by_place(completions, **_):
+    return [float(place % 3) for place in range(len(completions))]
+
+
+def trainer_of(folder, kind, counts, credit="gear", data=None, tools=None, **changes):
     model, processor = MODELS[kind]()
+    if tools is not None:
+        processor.chat_template = read_template("qwen3_vl")
     model.save_pretrained(folder / "model")
     args = GEARConfig(
         **tiny.settings(folder / "run", credit_batch_size=3, record_file="records.jsonl", **changes)
     )
     data = rows(counts) if data is None else data
-    return Watched(
-        str(folder / "model"), tiny.vowels, args, data, processing_class=processor, credit=credit
-    )
+    named = {"processing_class": processor, "credit": credit, "tools": tools}
+    cls, reward = (Watched, tiny.vowels) if tools is None else (WatchedAgent, by_place)
+    return cls(str(folder / "model"), reward, args, data, **named)
 
 
 def trained(*given, **changes):
@@ -166,6 +178,37 @@ def test_what_is_distilled_sees_them_too(tmp_path, kind, credit):
     assert abs(history(trainer, "gear/distill/term")[0]) > 1e-3
 
 
+@pytest.mark.parametrize("end", ["a7<|im_end|>", ""], ids=["goes on", "ends with the answer"])
+@pytest.mark.parametrize("count", [0, 1])
+def test_an_image_in_a_tools_answer_is_seen(tmp_path, end, count):
+    """In every second rollout, behind the image of the prompt if there is one."""
+
+    def look(place: str):
+        """Look somewhere.
+
+        Args:
+            place: Where.
+        """
+        return [{"type": "image", "image": picture(7)}] if place == "wall" else "nothing"
+
+    trainer = trainer_of(
+        tmp_path, "qwen2_vl", [count] * 8, "rlsd", tools=[look], max_completion_length=200, **STILL
+    )
+    trainer.scripts = [[call("look", f'{{"place": "{place}"}}'), end] for place in ("wall", "floor")] * 4
+    trainer.train()
+    assert trainer.output["num_images"] == [count + 1, count] * 4
+    theirs = trls_logprobs(trainer)
+    _, signals = scored(trainer, [None] * 8)
+    mask = (trainer.output["completion_mask"] * trainer.output["tool_mask"]).bool()
+    assert (signals["student_logprob"] - theirs)[mask].abs().max() < 1e-5
+    assert any(record.signals for record in records_in(tmp_path))
+
+
+def test_a_pass_without_images_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"^model: images are shown in .* 'oar_p' needs answer_occlusion"):
+        trainer_of(tmp_path, "llava", [1] * 8, "oar_p")
+
+
 # --- rows without an image -----------------------------------------------------------------------------------
 
 
@@ -184,6 +227,6 @@ def test_trl_takes_no_batch_in_which_one_row_alone_has_an_image(tmp_path):
 
 def test_a_message_of_an_image_alone_has_no_place_for_a_context(tmp_path):
     data = rows([1] * 8).map(lambda row: {"prompt": [{"role": "user", "content": [{"type": "image"}]}]})
-    with pytest.raises(ValueError, match="prompt: the message has no text .* use teacher_prompt='splice'"):
+    with pytest.raises(ValueError, match=r"prompt: the message has no text .* use teacher_prompt='splice'"):
         trained(tmp_path / "render", "llava", [], data=data, teacher_prompt="render")
     trained(tmp_path / "splice", "llava", [], data=data, teacher_prompt="splice")

@@ -97,7 +97,7 @@ class ModelPasses:
     head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
     """Wraps every direct use of the head's weights; sharded ones are gathered in it."""
     share_prompts: bool = True
-    """Whether a prompt runs once for all completions that have it; not where weights are sharded or images shown."""
+    """Whether a prompt runs once for all completions that have it; not with sharded weights, nor with images."""
     images: RowImages | None = None
     """None without images."""
 
@@ -261,9 +261,13 @@ class ModelPasses:
             index = index[order]
         batches = torch.split(index, batch_size) if len(index) else ()
         for batch in batches:
-            yield batch, mask[batch, : trained_width(mask[batch])]
+            yield batch, mask[batch, : self._width_of(mask[batch])]
         for _ in range(num_batches - len(batches) if len(mask) else 0):
-            yield index.new_zeros(1), torch.zeros_like(mask[:1, : trained_width(mask[:1])])
+            yield index.new_zeros(1), torch.zeros_like(mask[:1, : self._width_of(mask[:1])])
+
+    def _width_of(self, mask: Bool[Tensor, "N T"]) -> int:
+        # An image in a tool's answer needs its tokens, also where no trained one comes after it.
+        return trained_width(mask) if self.images is None else mask.shape[1]
 
     def _statistics(
         self,

@@ -280,7 +280,7 @@ def check_setup(
         (
             images and bool({*blind} - {"reference_logprob"}),
             f"model: images are shown in the student's pass and the teacher's alone, and {name!r} needs "
-            f"{', '.join(blind)}, a pass without them; take a method such as 'gear' or 'rlsd', or a language model",
+            f"{', '.join(blind)}, a pass without them; take a method such as 'gear', or a language model",
         ),
         (
             images and needs_passes(credit) and sharding in SHARDED,
@@ -289,8 +289,8 @@ def check_setup(
         *(
             (
                 images and needs_context(credit) and getattr(args, setting) is not None,
-                f"{setting}: {getattr(args, setting)!r} reads ids alone, and the model sees images; leave it out, "
-                "and the teacher is the model itself (teacher_model_kind)",
+                f"{setting}: {getattr(args, setting)!r} reads ids alone, and the model sees images; leave it "
+                "out, and the teacher is the model itself (teacher_model_kind)",
             )
             for setting in ("teacher_model", "teacher_url")
         ),

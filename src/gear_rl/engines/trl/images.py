@@ -1,4 +1,4 @@
-"""The images of the rollouts under way, as a vision-language model takes them beside the ids of any of the rows."""
+"""The images of the rollouts under way, as a model takes them beside the ids of some of the rows."""
 
 from collections.abc import Mapping
 from typing import Any
