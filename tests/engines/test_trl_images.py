@@ -1,12 +1,14 @@
 """Models that see images: student and teacher are shown those of their own row, and the credit trains."""
 
 import math
+import shutil
 
 import pytest
 import torch
+from peft import LoraConfig
 
 from engines import tiny
-from engines.running import history, weights
+from engines.running import SAVING, history, same, weights
 from engines.scripted import Scripted, call
 from engines.tiny_images import MARKS, MODELS, picture, rows
 from gear_rl import GEARConfig, GEARTrainer
@@ -18,6 +20,7 @@ from gear_rl.records import read_records
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.signal import DIVERGENCE, STUDENT_LOGPROB, TEACHER_LOGPROB
 
+LORA = LoraConfig(r=2, target_modules=r".*language_model.*(q_proj|v_proj)")
 SEVERAL = [1, 2, 3, 1, 2, 3, 1, 2]
 STILL = {"learning_rate": 0.0, "max_steps": 1}
 """The weights stay, so that later passes are compared with those of the run."""
@@ -39,7 +42,7 @@ def by_place(completions, **_):
     return [float(place % 3) for place in range(len(completions))]
 
 
-def trainer_of(folder, kind, counts, credit="gear", data=None, tools=None, **changes):
+def trainer_of(folder, kind, counts, credit="gear", data=None, tools=None, peft=None, **changes):
     model, processor = MODELS[kind]()
     if tools is not None:
         processor.chat_template = read_template("qwen3_vl")
@@ -48,7 +51,7 @@ def trainer_of(folder, kind, counts, credit="gear", data=None, tools=None, **cha
         **tiny.settings(folder / "run", credit_batch_size=3, record_file="records.jsonl", **changes)
     )
     data = rows(counts) if data is None else data
-    named = {"processing_class": processor, "credit": credit, "tools": tools}
+    named = {"processing_class": processor, "credit": credit, "tools": tools, "peft_config": peft}
     cls, reward = (Watched, tiny.vowels) if tools is None else (WatchedAgent, by_place)
     return cls(str(folder / "model"), reward, args, data, **named)
 
@@ -207,6 +210,24 @@ def test_an_image_in_a_tools_answer_is_seen(tmp_path, end, count):
 def test_a_pass_without_images_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^model: images are shown in .* 'oar_p' needs answer_occlusion"):
         trainer_of(tmp_path, "llava", [1] * 8, "oar_p")
+
+
+@kinds
+def test_lora_resumes_bit_for_bit(tmp_path, kind):
+    changes = {
+        **SAVING,
+        "steps_per_generation": 4,
+    }  # the first checkpoint holds rollouts that are still trained on
+
+    def run(resume=None):
+        trainer = trainer_of(tmp_path, kind, SEVERAL, peft=LORA, **changes)
+        trainer.train(resume_from_checkpoint=resume)
+        return weights(trainer)
+
+    whole = run()
+    for step in (2, 3, 4):
+        shutil.rmtree(tmp_path / f"run/checkpoint-{step}")
+    assert same(whole, run(str(tmp_path / "run/checkpoint-1")))
 
 
 # --- rows without an image -----------------------------------------------------------------------------------
