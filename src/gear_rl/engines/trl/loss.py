@@ -61,9 +61,8 @@ def loss_with_distillation(
     """
     batch = _distilled_batch(inputs, distillation, engine.trainer.credit.name)
     passes = engine.passes
-    temperature, student = passes.temperature, passes.model
+    temperature, student, images = passes.temperature, passes.model, images_of(inputs)
     # Before the student's forward: lending weights writes into parameters that its graph has saved.
-    images = images_of(inputs)
     teacher_ND, teacher_head = teacher_hidden(student, batch, passes.teacher, temperature, images)
     captured: list[Tensor] = []
     with capturing(model, captured.append):
