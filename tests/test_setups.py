@@ -56,7 +56,7 @@ REFUSALS = {
     ("DeepSpeed ZeRO-2", "TRL"): refused_by_trl("rlsd", sharding="DEEPSPEED", zero_stage=2),
     ("DeepSpeed ZeRO-3", "TRL"): refused_by_trl("opsd", sharding="DEEPSPEED", zero_stage=3),
     ("FSDP 2", "TRL"): refused_by_trl("opsd", sharding="FSDP"),
-    ("images", "TRL"): refused_by_trl("gear", images=True),
+    ("images", "TRL"): refused_by_trl("igpo", images=True),
     ("Liger, fused kernels", "TRL"): refused_by_trl("opsd", liger=True),
     ("Liger, fused kernels", "verl"): refused_by_verl("actor_rollout_ref.model.use_fused_kernels", True),
     ("Megatron, sequence parallel", "verl"): refused_by_verl("actor_rollout_ref.actor.strategy", "megatron"),

@@ -71,7 +71,7 @@ class Scripted(GEARTrainer):
         return super()._generate(prompts, *more, **options)
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *more: Any, **options: Any) -> Any:
-        tokenizer: Any = self.processing_class
+        tokenizer: Any = self._tokenizer
         if not self.first_prompts:
             self.first_prompts = [list(ids) for ids in prompt_ids]
             self.histories = [list(ids) for ids in prompt_ids]

@@ -139,8 +139,12 @@ SYNCED = {"sync_ref_model": True, "beta": 0.1, "save_strategy": "steps"}
         (Gear(), {}, {"sharding": "DEEPSPEED"}, None),
         (Gear(), {}, {"sharding": "DEEPSPEED", "starts_as_base": True}, None),
         (Gear(), SYNCED, {"sharding": "FSDP"}, "sync_ref_model: a checkpoint holds a whole copy"),
-        *((credit, {}, {"images": True}, "images cannot be") for credit in (Igpo(), Opsd(), Sdpg(), Rlcsd())),
-        *((credit, {}, {"images": True}, None) for credit in (Crpo(), MtGrpo(), Opsd(strength=0.0))),
+        (Igpo(), {}, {"images": True}, "teacher's alone, and 'igpo' needs answer_confidence, a pass"),
+        *((credit, {}, {"images": True}, None) for credit in (Crpo(), MtGrpo(), Opsd(), Sdpg(), Rlcsd())),
+        (Gear(), {}, {"images": True, "sharding": "FSDP"}, "images with 'gear', which was never run under FSDP"),
+        (Crpo(), {}, {"images": True, "sharding": "FSDP"}, None),
+        (Gear(), {"teacher_model": "x"}, {"images": True}, "teacher_model: 'x' reads ids alone"),
+        (Rlsd(), {"teacher_url": "http://x"}, {"images": True}, "teacher_url: 'http://x' reads ids alone"),
     ],
 )  # fmt: skip
 def test_once_trl_is_set_up(tmp_path, credit, settings, setup, message):

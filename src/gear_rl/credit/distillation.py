@@ -15,7 +15,7 @@ from gear_rl.engine import ForwardRequest
 from gear_rl.model.forwards import head_is_trained, head_of, unwrap_model
 from gear_rl.model.teacher import Teacher
 from gear_rl.rollouts import Completions, Prompts
-from gear_rl.signals.passes import ModelPasses
+from gear_rl.signals.passes import ModelPasses, RowImages
 from gear_rl.tensor.distill import distillation_terms, token_logprobs
 from gear_rl.tensor.logits import Head
 from gear_rl.traits import Anchor, Distillation
@@ -59,7 +59,11 @@ class DistilledBatch:
 
 @torch.no_grad()
 def teacher_hidden(
-    model: nn.Module, batch: DistilledBatch, teacher: Teacher, temperature: float
+    model: nn.Module,
+    batch: DistilledBatch,
+    teacher: Teacher,
+    temperature: float,
+    images: RowImages | None = None,
 ) -> tuple[Float[Tensor, "N D"] | None, Head | None]:
     """The teacher's hidden states at the distilled tokens, and its head if it is not the student's.
 
@@ -78,6 +82,7 @@ def teacher_hidden(
         temperature=temperature,
         batch_size=len(places),
         share_prompts=False,
+        images=images,
     )
     request = ForwardRequest(
         needs=(),

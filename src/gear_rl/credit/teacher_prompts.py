@@ -203,7 +203,8 @@ def render(prompt: Prompt, context: str, template: str = DEFAULT_TEMPLATE, messa
         block = next((block for block in filled if block.get("type") == "text"), None)
         if block is None:
             raise ValueError(
-                f"prompt: the message has no text to hold the privileged context, only {content!r}"
+                f"prompt: the message has no text to hold the privileged context, only {content!r}; give it a "
+                "block of text, or use teacher_prompt='splice'"
             )
         block["text"] = fill(template, prompt=str(block["text"]), privileged_context=context)
     return [*prompt[:place], {**prompt[place], "content": filled}, *prompt[place + 1 :]]

@@ -5,7 +5,7 @@ no signal, no method and no trainer.
 """
 
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -40,22 +40,39 @@ def evaluating(model: nn.Module) -> Generator[None]:
 
 
 def hidden_states(
-    model: nn.Module, ids_BS: Int[Tensor, "B S"], attention_BS: Int[Tensor, "B S"], num_tokens: int
+    model: nn.Module,
+    ids_BS: Int[Tensor, "B S"],
+    attention_BS: Int[Tensor, "B S"],
+    num_tokens: int,
+    images: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, "B T D"]:
     """The last hidden states that predict the last ``num_tokens`` tokens, through the model's own ``forward``.
 
     The head computes one position only (``logits_to_keep=1``), so no full logits are built. Raises
     ``ValueError`` if the backbone cannot be found.
     """
-    return predicting_positions(last_states(model, ids_BS, attention_BS), num_tokens)
+    return predicting_positions(last_states(model, ids_BS, attention_BS, images), num_tokens)
 
 
 def last_states(
-    model: nn.Module, ids_BS: Int[Tensor, "B S"], attention_BS: Int[Tensor, "B S"]
+    model: nn.Module,
+    ids_BS: Int[Tensor, "B S"],
+    attention_BS: Int[Tensor, "B S"],
+    images: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, "B S D"]:
-    """The last hidden states of every token, before the head; ``ValueError`` if the backbone cannot be found."""
-    return captured_forward(
-        model, input_ids=ids_BS, attention_mask=attention_BS, use_cache=False, logits_to_keep=1
+    """The last hidden states of every token, before the head; ``ValueError`` if the backbone cannot be found.
+
+    ``images`` are the model's own arguments for them. It then places the tokens itself, for an image may have
+    positions of several dimensions.
+    """
+    forward = _plain_forward if images else captured_forward
+    return forward(
+        model,
+        input_ids=ids_BS,
+        attention_mask=attention_BS,
+        use_cache=False,
+        logits_to_keep=1,
+        **(images or {}),
     )[0]
 
 

@@ -7,7 +7,7 @@ afterwards.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +36,9 @@ from gear_rl.tensor.divergences import bucketed_divergence
 from gear_rl.tensor.logits import Head
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import Signal, TokenSignals
+
+RowImages = Callable[[Int[Tensor, " N"], Int[Tensor, "N S"]], Mapping[str, Tensor]]
+"""From some rows of a batch and ids that are shown of each to the model's arguments for their images."""
 
 
 class KeptStates:
@@ -94,7 +97,9 @@ class ModelPasses:
     head_context: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
     """Wraps every direct use of the head's weights; sharded ones are gathered in it."""
     share_prompts: bool = True
-    """Whether a prompt runs once for all completions that have it; not where weights are sharded."""
+    """Whether a prompt runs once for all completions that have it; not with sharded weights, nor with images."""
+    images: RowImages | None = None
+    """None without images."""
 
     def run(self, request: ForwardRequest, *, student_states: KeptStates | None = None) -> dict[str, Tensor]:
         """The signals of ``request.needs`` by name; 0 in rows that are not scored.
@@ -256,9 +261,13 @@ class ModelPasses:
             index = index[order]
         batches = torch.split(index, batch_size) if len(index) else ()
         for batch in batches:
-            yield batch, mask[batch, : trained_width(mask[batch])]
+            yield batch, mask[batch, : self._width_of(mask[batch])]
         for _ in range(num_batches - len(batches) if len(mask) else 0):
-            yield index.new_zeros(1), torch.zeros_like(mask[:1, : trained_width(mask[:1])])
+            yield index.new_zeros(1), torch.zeros_like(mask[:1, : self._width_of(mask[:1])])
+
+    def _width_of(self, mask: Bool[Tensor, "N T"]) -> int:
+        # An image in a tool's answer needs its tokens, also where no trained one comes after it.
+        return trained_width(mask) if self.images is None else mask.shape[1]
 
     def _statistics(
         self,
@@ -313,7 +322,8 @@ class ModelPasses:
             hidden = states_after_shared_prompts(self.model, *parts)
         if hidden is None:
             both = torch.cat([own.ids_BP, ids], 1), torch.cat([own.attention_BP, attention], 1)
-            hidden = hidden_states(self.model, *both, num_tokens=width)
+            images = self.images and self.images(batch, both[0])
+            hidden = hidden_states(self.model, *both, num_tokens=width, images=images)
         return hidden[keep]  # a copy, so that the prompt's hidden states are freed
 
 

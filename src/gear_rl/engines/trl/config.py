@@ -22,7 +22,7 @@ from gear_rl.engines.trl.release import check_trl
 from gear_rl.environments import has_privileged_context
 from gear_rl.errors import did_you_mean
 from gear_rl.settings import Positive, Whole, setting_field
-from gear_rl.signals.passes import check_served
+from gear_rl.signals.passes import PassSignal, ReferenceLogprob, check_served
 from gear_rl.signals.signal import names_of
 from gear_rl.signals.table import needs_context, needs_passes, signals_of
 from gear_rl.traits import distillation_of, is_even
@@ -275,11 +275,28 @@ def check_setup(
     rows = args.per_device_train_batch_size * cast(int, args.steps_per_generation)
     partial = sharding == "FSDP" or (deepspeed and zero_stage == 3)
     never = f"which was never run under {sharding}"
+    blind = [
+        signal.name
+        for signal in signals_of(credit.needs)
+        if isinstance(signal, PassSignal) and not isinstance(signal, ReferenceLogprob)
+    ]
     refusals = (
         (
-            images and needs_passes(credit),
-            f"model: images cannot be scored yet (our passes show no pixel_values), and {name!r} needs "
-            "passes of the model; train a language model, or use credit 'uniform'",
+            images and bool(blind),
+            f"model: images are shown in the student's pass and the teacher's alone, and {name!r} needs "
+            f"{', '.join(blind)}, a pass without them; take a method such as 'gear', or a language model",
+        ),
+        (
+            images and needs_passes(credit) and sharding in SHARDED,
+            f"model: images with {name!r}, {never}; take one process or DDP, or credit 'uniform'",
+        ),
+        *(
+            (
+                images and needs_context(credit) and getattr(args, setting) is not None,
+                f"{setting}: {getattr(args, setting)!r} reads ids alone, and the model sees images; leave it "
+                "out, and the teacher is the model itself (teacher_model_kind)",
+            )
+            for setting in ("teacher_model", "teacher_url")
         ),
         (
             any(signal.whole_groups for signal in signals_of(credit.needs)) and rows % num_generations > 0,

@@ -21,6 +21,7 @@ from gear_rl.engines.models import (
     vocabulary_size,
 )
 from gear_rl.engines.trl.config import SHARDED
+from gear_rl.engines.trl.images import Images
 from gear_rl.model.forwards import max_positions, unwrap_model
 from gear_rl.model.served import ServedTeacher
 from gear_rl.model.teacher import AdapterFreeTeacher, CopyTeacher, Teacher, TeacherKind, make_teacher
@@ -110,6 +111,8 @@ class TRLEngine:
 
     student_states: KeptStates | None = None
     """Of the student's pass, where TRL has run it already."""
+    images: Images | None = None
+    """Of the rollouts under way."""
 
     def __init__(self, trainer: "GEARTrainer") -> None:
         self.trainer = trainer
@@ -149,7 +152,8 @@ class TRLEngine:
             teacher_model=held.teacher_model,
             # Under DeepSpeed ZeRO-3 the head's weights are only whole inside TRL's gathering context.
             head_context=_gathered_head if trainer.sharding == "DEEPSPEED" else None,
-            share_prompts=trainer.sharding not in SHARDED,
+            share_prompts=trainer.sharding not in SHARDED and self.images is None,
+            images=self.images,
         )
 
     def forward(self, request: ForwardRequest) -> dict[str, Tensor]:

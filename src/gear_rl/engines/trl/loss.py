@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gear_rl.credit.distillation import DistilledBatch, distillation_sums, teacher_hidden
 from gear_rl.engines.trl.engine import TRLEngine
+from gear_rl.engines.trl.images import images_of
 from gear_rl.engines.trl.rollouts import completions_of
 from gear_rl.model.forwards import capturing, hidden_states
 from gear_rl.rollouts import Prompts
@@ -60,14 +61,14 @@ def loss_with_distillation(
     """
     batch = _distilled_batch(inputs, distillation, engine.trainer.credit.name)
     passes = engine.passes
-    temperature, student = passes.temperature, passes.model
+    temperature, student, images = passes.temperature, passes.model, images_of(inputs)
     # Before the student's forward: lending weights writes into parameters that its graph has saved.
-    teacher_ND, teacher_head = teacher_hidden(student, batch, passes.teacher, temperature)
+    teacher_ND, teacher_head = teacher_hidden(student, batch, passes.teacher, temperature, images)
     captured: list[Tensor] = []
     with capturing(model, captured.append):
         loss = own_loss(model, inputs)
     theirs = hidden = predicting_positions(captured[-1], batch.ids.shape[1])
-    moved = padding_moves and not bool((inputs["prompt_mask"] > 0).all())
+    moved = padding_moves and images is None and not bool((inputs["prompt_mask"] > 0).all())
     if moved and (batch.distilled.any() or batch.reference is not None):
         # Without DDP's wrapper, as other processes may have no padding: their gradients meet in the one backward.
         ids = torch.cat([inputs["prompt_ids"], batch.ids], 1)

@@ -77,7 +77,6 @@ def shares_old_pass(trainer: "GEARTrainer") -> bool:
         and not args.use_liger_kernel
         and not args.torch_compile
         and not args.neftune_noise_alpha
-        and not trainer._is_vlm
         and is_deterministic(trainer.model)
         and not trainer.padding_moves
     )

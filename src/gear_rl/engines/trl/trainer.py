@@ -24,6 +24,7 @@ from gear_rl.engines.trl.card import complete_card
 from gear_rl.engines.trl.config import GEARConfig, check_setup, checked_arguments
 from gear_rl.engines.trl.durable import DurableTrainer
 from gear_rl.engines.trl.engine import HeldWeights, TRLEngine
+from gear_rl.engines.trl.images import images_of
 from gear_rl.engines.trl.loss import WEIGHT, attach, loss_with_distillation
 from gear_rl.engines.trl.old_pass import OldPass, shares_old_pass
 from gear_rl.engines.trl.rollouts import check_row_tools
@@ -181,6 +182,7 @@ class GEARTrainer(DurableTrainer):
         if needs_passes(self.credit):
             self._warn_of_positions(output["prompt_mask"])
         engine, batch = self.credit_engine(), self.rollouts.batch(self, output)
+        engine.images = images_of(output)
         if self.old_pass is not None:
             engine.student_states = self.old_pass.states_of(output.get("old_per_token_logps"))
         result = step(
