@@ -230,6 +230,20 @@ def test_lora_resumes_bit_for_bit(tmp_path, kind):
     assert same(whole, run(str(tmp_path / "run/checkpoint-1")))
 
 
+@kinds
+def test_weights_that_are_not_found_are_no_resume(tmp_path, kind):
+    first = trainer_of(tmp_path, kind, SEVERAL, **SAVING)
+    first.train()
+    with pytest.raises(ValueError, match=r"resume_from_checkpoint: transformers finds .* under other names"):
+        trainer_of(tmp_path, kind, SEVERAL, **SAVING).train(
+            resume_from_checkpoint=str(tmp_path / "run/checkpoint-1")
+        )
+    # What the error advises does find them.
+    begun = type(first.model).from_pretrained(tmp_path / f"run/checkpoint-{first.state.global_step}")
+    pairs = zip(first.model.parameters(), begun.parameters(), strict=True)
+    assert all(torch.equal(own, found) for own, found in pairs)
+
+
 # --- rows without an image -----------------------------------------------------------------------------------
 
 

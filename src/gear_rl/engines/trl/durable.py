@@ -205,6 +205,16 @@ class DurableTrainer(Evaluating):
                 self._step, self._buffered_inputs = progress["micro_batches"], progress["rollouts"]
                 self.run_state = progress["state"]
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        missing, unexpected = load_result.missing_keys, load_result.unexpected_keys
+        if missing and unexpected:  # tied weights are missing alone
+            raise ValueError(
+                "resume_from_checkpoint: transformers finds the model's weights under other names than it looks "
+                f"for ({unexpected[0]}, not {missing[0]}), and would go on from the first ones; set model to the "
+                "checkpoint's folder and begin a new run, or train with LoRA"
+            )
+        super()._issue_warnings_after_load(load_result)
+
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self._sampler = super()._get_train_sampler(dataset)
         return self._sampler

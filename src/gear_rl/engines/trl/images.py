@@ -14,7 +14,7 @@ TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
 class Images:
-    """The images of a batch of TRL's; the student and every teacher of a row are shown the same.
+    """The images of a batch of TRL's; student and teacher of a row see the same.
 
     The type of a token (text or image) depends on its id alone, so that the rows of ``output`` tell it for any
     prompt. Two rows with one image each, of one pixel:
