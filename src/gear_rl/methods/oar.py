@@ -73,8 +73,7 @@ class OarP(_Oar):
     below ``q`` and ``1 + boost (n - q) / (1 - q)`` from ``q`` on, scaled to mean 1. All other tokens have weight
     1.
 
-    Releases differ in ``threshold``, ``boost``, ``quantile_rule`` and ``readout``. Costs a forward pass per
-    token.
+    Costs a forward pass per token.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
