@@ -17,11 +17,11 @@ from gear_rl.types import Credit, TokenSignals
 class DistilledRl:
     """In good completions each token is weighted by its ratio of teacher to student.
 
-    Distilled RL (arXiv:2607.17247): ``A_t = A w_t``, with ``w_t = r_t / exp(mean_s log r_s)`` where ``A > 0``,
-    else 1. ``r_t = clip(q(y_t) / p(y_t), 1 / c, c)``, for student ``p`` and teacher ``q``.
+    Distilled RL (arXiv:2607.17247): ``A_t = A w_t``, with ``w_t = r_t / exp(mean_s log r_s)`` where ``A >
+    0``, else 1. ``r_t = clip(q(y_t) / p(y_t), 1 / c, c)``, for student ``p`` and teacher ``q``.
 
-    Paper and code agree on the settings. Their teacher is a stronger model that reads the plain prompt; an
-    engine's is the policy with the privileged context. Use it to reinforce successes only.
+    Their teacher is a stronger model that reads the plain prompt; an engine's is the policy with the
+    privileged context. Use it to reinforce successes only.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),

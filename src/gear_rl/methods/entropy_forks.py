@@ -19,12 +19,12 @@ Renormalise = Literal["none", "mean"]
 class EntropyForks:
     """The tokens with the highest student entropy keep the advantage; the others get none.
 
-    Beyond the 80/20 Rule (arXiv:2506.01939): ``A_t = A`` where ``H_t >= q``, else 0, with ``q`` the
-    ``1 - top_share`` quantile of the entropies.
+    Beyond the 80/20 Rule (arXiv:2506.01939): ``A_t = A`` where ``H_t >= q``, else 0, with ``q`` the ``1 -
+    top_share`` quantile of the entropies.
 
     Paper, code and TRL differ in ``scope``, ``selection`` and ``renormalise``. They read the entropy of the
-    current policy; we read it at rollout time. Needs no teacher. Leave TRL's ``top_entropy_quantile`` at 1, or
-    tokens are dropped twice.
+    current policy, we read that of the rollout. Leave TRL's ``top_entropy_quantile`` at 1, or tokens are
+    dropped twice.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 6, dtype=torch.bool),

@@ -33,11 +33,11 @@ How = Literal["product", "sum"]
 class Mixed:
     """Two methods at once: the product of their weights, or a weighted sum of their advantages.
 
-    Written ``gear*stare`` or ``uniform+sdpo``, also of three or more. A product takes methods that reweight and
-    scales the weights of each completion to mean 1. A sum takes any, but at most one that distils, and ``rlcsd``,
-    which contrasts two teachers, with no other teacher. The methods share each model's pass and the contexts:
-    those of the first that has any, unless ``privileged_sources`` is set. So ``gear+cast`` shows CAST's teacher
-    the solution, and ``cast+gear`` does not show it to GEAR's. A segment begins where one of either begins.
+    Written ``gear*stare`` or ``uniform+sdpo``, also of three or more. A product takes methods that reweight
+    and scales the weights of each completion to mean 1. A sum takes any, but at most one that distils, and
+    ``rlcsd``, which contrasts two teachers, with no other teacher. The methods share each model's pass and,
+    unless ``privileged_sources`` is set, the contexts of the first that has any: ``gear+cast`` shows CAST's
+    teacher the solution, ``cast+gear`` does not show it to GEAR's.
 
     >>> from gear_rl.methods import EntropyForks, Uniform
     >>> signals = TokenSignals(

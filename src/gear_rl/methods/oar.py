@@ -73,8 +73,7 @@ class OarP(_Oar):
     below ``q`` and ``1 + boost (n - q) / (1 - q)`` from ``q`` on, scaled to mean 1. All other tokens have weight
     1.
 
-    Releases differ in ``threshold``, ``boost``, ``quantile_rule`` and ``readout``. Needs no teacher, but a
-    forward pass per token.
+    Costs a forward pass per token.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),
@@ -104,8 +103,7 @@ class OarG(_Oar):
     ``J`` is how far the answer's distribution moves under a little noise on the embeddings before it, and ``e_t``
     the token's own embedding without noise.
 
-    GRAIL's code instead puts noise on the whole completion and multiplies by the noisy embedding of the position
-    before. Costs two forward passes and a backward pass.
+    Costs two forward passes and a backward pass.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),

@@ -18,7 +18,6 @@ class Raft:
     Reward-ranked fine-tuning (RAFT, arXiv:2304.06767), on-policy: ``A_t = 1`` where the reward is the group's
     highest, else 0; 0 in a group of equal rewards. One segment per completion. **Additive**: it replaces the
     engine's advantage. The paper keeps the single best for a few epochs; ours keeps all that tie, for one step.
-    This is rejection sampling, the alternative to credit where there are no solutions.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(3, 1, dtype=torch.bool),

@@ -18,13 +18,12 @@ from gear_rl.types import Credit, TokenSignals
 class Rlsd:
     """The clipped likelihood ratio of teacher to student scales the advantage of each token.
 
-    Self-Distilled RLVR (arXiv:2604.03128): ``A_t = A ((1 - strength) + strength clip(w))``, with
-    ``w = exp(sign(A) (teacher_logprob - student_logprob))``. The sign never flips; the mean weight is not 1.
+    Self-Distilled RLVR (arXiv:2604.03128): ``A_t = A ((1 - strength) + strength clip(w))``, with ``w =
+    exp(sign(A) (teacher_logprob - student_logprob))``. The sign never flips; the mean weight is not 1.
 
-    The paper's strength falls over 50 steps, the released script's over 60 and without a clamp. The script reads
-    the current policy inside the update; we read the policy at rollout time. CEPO (arXiv:2605.19436) is
-    ``Rlsd(clip_width=0.5, decay_steps=25)`` with ``teacher_contrast: sibling``. The simplest method with a
-    privileged teacher.
+    The paper's strength falls over 50 steps, the released script's over 60 and without a clamp. The script
+    reads the current policy, we read that of the rollout. CEPO (arXiv:2605.19436) is ``Rlsd(clip_width=0.5,
+    decay_steps=25)`` with ``teacher_contrast: sibling``.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),

@@ -18,13 +18,13 @@ from gear_rl.types import Credit, TokenSignals
 class Serl:
     """RLSD on action tokens only: the last ``action_tokens`` of a turn that the environment answered.
 
-    Selective hindsight distillation (SERL, arXiv:2605.19447): an action token gets RLSD's advantage (``of``), any
-    other keeps ``A``.
+    Selective hindsight distillation (SERL, arXiv:2605.19447): an action token gets RLSD's advantage (``of``),
+    any other keeps ``A``.
 
-    The release finds actions by their tags in the text. We only know turns, so a thought before the call counts
-    as action unless ``action_tokens`` excludes it. The release has one feedback text per step, we have one per
-    failed rollout. Use it for agents, with ``privileged_sources: [feedback]``; a completion of one turn keeps its
-    GRPO advantage.
+    The release finds actions by tags in the text; here a thought before the call counts as action unless
+    ``action_tokens`` excludes it. The release has a feedback text per step, we have one per failed rollout.
+    Use it for agents, with ``privileged_sources: [feedback]``; a completion of one turn keeps its GRPO
+    advantage.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, True, False, True]]),  # two turns, and an answer between

@@ -18,12 +18,12 @@ Normalise = Literal["none", "mean"]
 class Shear:
     """The distance of hidden states to completions with the other outcome scales the advantage.
 
-    Hidden States Know Where Reasoning Diverges (SHEAR, arXiv:2604.23318):
-    ``A_t = A ((1 - strength) + strength d_t)``, with ``d_t`` the Wasserstein distance from the windows around the
-    token to the nearest window of a completion of the same prompt with the other outcome.
+    Hidden States Know Where Reasoning Diverges (SHEAR, arXiv:2604.23318): ``A_t = A ((1 - strength) +
+    strength d_t)``, with ``d_t`` the Wasserstein distance from the windows around the token to the nearest
+    window of a completion of the same prompt with the other outcome.
 
-    The mean weight is not 1, which changes the step size; with ``normalise`` it is, an ablation in that paper.
-    Needs no teacher, but groups with right and wrong completions: one compared with nothing keeps its advantage.
+    The mean weight is not 1, which changes the step size; with ``normalise`` it is, an ablation in that
+    paper. A completion without such a counterpart keeps its advantage.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),

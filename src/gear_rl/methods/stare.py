@@ -16,9 +16,9 @@ class Stare:
     """The most surprising tokens of good completions weigh more, so that a certain policy keeps its entropy.
 
     STARE (arXiv:2606.19236, released code): of the batch's tokens with ``A > 0``, the ``share`` with the largest
-    surprisal ``-log p`` gets ``weight``; the same share of the tokens with ``A < 0`` gets ``bad_weight`` (0.9 in
-    the release's C2); all others get 1. Nothing changes while the mean entropy of completions with an advantage
-    is ``entropy_nats`` or more; the release takes that of all.
+    surprisal ``-log p`` gets ``weight``; the same share of the tokens with ``A < 0`` gets ``bad_weight``; all
+    others get 1. Nothing changes while the mean entropy of completions with an advantage is ``entropy_nats`` or
+    more; the release takes that of all.
 
     The release takes 1.05 from 14B parameters on. Weights are not scaled to mean 1. Use it where entropy falls.
 

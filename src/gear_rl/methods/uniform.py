@@ -14,8 +14,8 @@ from gear_rl.types import Credit, TokenSignals
 class Uniform:
     """Every token of a completion gets the completion's advantage.
 
-    GRPO (arXiv:2402.03300): ``A_t = A``, one segment per completion. Where a setting of another method "gives
-    GRPO", the result is exactly this.
+    GRPO (arXiv:2402.03300): ``A_t = A``, one segment per completion. A setting that "gives GRPO" gives
+    exactly this.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
     >>> Uniform()(torch.tensor([2.0]), signals).advantage
