@@ -1,7 +1,7 @@
 """Credit that sees which token was drawn: does finding every mistake train better? Not in the package."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -37,10 +37,13 @@ class Slips:
     aftermath: float = 0.9
     of: Gear = Gear(onset_rule="never", alpha=16.0)
     """The credit of successes."""
+    by: Literal["teacher", "student"] = "teacher"
+    """Whose excess surprisal; the student's is the control without a teacher in failures."""
 
     @property
     def needs(self) -> tuple[Any, ...]:
-        return tuple(dict.fromkeys((*self.of.needs, "student_logprob", "teacher_logprob", "teacher_entropy")))
+        own = "student_logprob", "teacher_logprob", f"{self.by}_entropy"
+        return tuple(dict.fromkeys((*self.of.needs, *own)))
 
     @property
     def engine_settings(self) -> Any:
@@ -48,9 +51,10 @@ class Slips:
         return self.of.engine_settings
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        mask, drawn = signals.mask, signals.get("teacher_logprob")
-        excess = (-drawn - signals.get("teacher_entropy")).clamp(0, 8)
-        excess = excess * prefix_trust(drawn - signals.get("student_logprob"), mask, self.aftermath)
+        mask, log_ratio = signals.mask, signals.get("teacher_logprob") - signals.get("student_logprob")
+        excess = (-signals.get(f"{self.by}_logprob") - signals.get(f"{self.by}_entropy")).clamp(0, 8)
+        if self.by == "teacher":
+            excess = excess * prefix_trust(log_ratio, mask, self.aftermath)
         excess = torch.where(mask, excess, 0.0)
         largest = masked_max(excess, mask)
         height = torch.where(largest > 0.01, excess / largest.clamp(min=0.01), 0.0)
