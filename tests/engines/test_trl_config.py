@@ -163,3 +163,8 @@ def test_a_misspelt_setting_of_python_has_the_command_s_hint():
         GEARConfig("out", use_cpu=True, max_step=3)  # pyright: ignore[reportCallIssue]
     config = GEARConfig("out", use_cpu=True, max_steps=3)
     assert pickle.loads(pickle.dumps(config)).max_steps == copy.copy(config).max_steps == 3
+
+
+def test_a_wrong_vllm_mode_is_refused_before_a_model_is_loaded(tmp_path):
+    with pytest.raises(ValueError, match="vllm_mode: 'colocated'; give colocate or server"):
+        GEARConfig(str(tmp_path), use_cpu=True, use_vllm=True, vllm_mode="colocated")

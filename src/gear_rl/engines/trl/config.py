@@ -116,6 +116,8 @@ class GEARConfig(EngineConfig, GRPOConfig):
                 f"loss_type: {self.loss_type!r} was never run with one advantage per token and might broadcast "
                 f"them silently; choose from {', '.join(LOSS_TYPES)}"
             )
+        if self.use_vllm and self.vllm_mode not in ("colocate", "server"):
+            raise ValueError(f"vllm_mode: {self.vllm_mode!r}; give colocate or server")
         if self.use_liger_kernel and trl.__version__.startswith("1.14."):
             raise ValueError(
                 "use_liger_kernel: its fused loss broadcasts one advantage per token silently in this TRL; set "

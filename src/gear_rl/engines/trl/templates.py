@@ -10,6 +10,7 @@ from trl.chat_template_utils import add_response_schema, supports_tool_calling
 
 from gear_rl.engines.trl.rollouts import parse_tool_calls
 from gear_rl.environments import texts_of
+from gear_rl.errors import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ def read_template(path: str) -> str:
     >>> read_template("qwen4")
     Traceback (most recent call last):
     ValueError: chat_template_path: 'qwen4' is no file, no folder with a chat_template.jinja and none of TRL's
-    templates (cohere, cohere2, ...); give one of them
+    templates; did you mean qwen3 ...?
     """
     file, shipped = Path(path), files("trl") / "chat_templates"
     for one in (file, file / "chat_template.jinja", shipped / f"{path}.jinja"):
@@ -36,7 +37,7 @@ def read_template(path: str) -> str:
     )
     raise ValueError(
         f"chat_template_path: {path!r} is no file, no folder with a chat_template.jinja and none of TRL's "
-        f"templates ({', '.join(name for name in names if not name.endswith('_training'))}); give one of them"
+        f"templates; {did_you_mean(path, [name for name in names if not name.endswith('_training')])}"
     )
 
 
