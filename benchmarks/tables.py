@@ -311,6 +311,7 @@ TABLES: dict[str, Table | Tasks] = {
             "tokens": "`gear:tokens`",
             "tokens16": "`gear:tokens` with `alpha=16`",
             "slips": "the same in successes, in failures the teacher's excess surprisal",
+            "own": "control: in failures the student's own excess surprisal",
         },
     ),
     "step_scores": Table(("step_scores",), {"share right": mean, "difference to GRPO": gain}, STEP_SCORES),
