@@ -312,6 +312,7 @@ TABLES: dict[str, Table | Tasks] = {
             "tokens16": "`gear:tokens` with `alpha=16`",
             "slips": "the same in successes, in failures the teacher's excess surprisal",
             "own": "control: in failures the student's own excess surprisal",
+            "bare": "control: the student's own in failures, GRPO's praise (six seeds)",
         },
     ),
     "step_scores": Table(("step_scores",), {"share right": mean, "difference to GRPO": gain}, STEP_SCORES),
