@@ -313,6 +313,7 @@ TABLES: dict[str, Table | Tasks] = {
             "slips": "the same in successes, in failures the teacher's excess surprisal",
             "own": "control: in failures the student's own excess surprisal",
             "bare": "control: the student's own in failures, GRPO's praise (six seeds)",
+            "low": "placebo `low_logprob`: more weight on the fifth of least likely tokens",
         },
     ),
     "step_scores": Table(("step_scores",), {"share right": mean, "difference to GRPO": gain}, STEP_SCORES),

@@ -277,29 +277,8 @@ def check_setup(
     rows = args.per_device_train_batch_size * cast(int, args.steps_per_generation)
     partial = sharding == "FSDP" or (deepspeed and zero_stage == 3)
     never = f"which was never run under {sharding}"
-    blind = [
-        signal.name
-        for signal in signals_of(credit.needs)
-        if isinstance(signal, PassSignal) and not isinstance(signal, ReferenceLogprob)
-    ]
     refusals = (
-        (
-            images and bool(blind),
-            f"model: images are shown in the student's pass and the teacher's alone, and {name!r} needs "
-            f"{', '.join(blind)}, a pass without them; take a method such as 'gear', or a language model",
-        ),
-        (
-            images and needs_passes(credit) and sharding in SHARDED,
-            f"model: images with {name!r}, {never}; take one process or DDP, or credit 'uniform'",
-        ),
-        *(
-            (
-                images and needs_context(credit) and getattr(args, setting) is not None,
-                f"{setting}: {getattr(args, setting)!r} reads ids alone, and the model sees images; leave it "
-                "out, and the teacher is the model itself (teacher_model_kind)",
-            )
-            for setting in ("teacher_model", "teacher_url")
-        ),
+        *(_image_refusals(credit, args, sharding) if images else ()),
         (
             any(signal.whole_groups for signal in signals_of(credit.needs)) and rows % num_generations > 0,
             f"per_device_train_batch_size: {rows} completions per process and generation are no multiple of "
@@ -330,6 +309,35 @@ def check_setup(
     for refused, message in refusals:
         if refused:
             raise ValueError(message)
+
+
+def _image_refusals(credit: CreditAssigner, args: GEARConfig, sharding: str) -> list[tuple[bool, str]]:
+    """What a model that sees images cannot train with, and the messages."""
+    blind = [
+        signal.name
+        for signal in signals_of(credit.needs)
+        if isinstance(signal, PassSignal) and not isinstance(signal, ReferenceLogprob)
+    ]
+    refusals = [
+        (
+            bool(blind),
+            f"model: images are shown in the student's pass and the teacher's alone, and {credit.name!r} needs "
+            f"{', '.join(blind)}, a pass without them; take a method such as 'gear', or a language model",
+        ),
+        (
+            needs_passes(credit) and sharding in SHARDED,
+            f"model: images with {credit.name!r}, which was never run under {sharding}; take one process or DDP, "
+            "or credit 'uniform'",
+        ),
+    ]
+    for setting in ("teacher_model", "teacher_url"):
+        value = getattr(args, setting)
+        message = (
+            f"{setting}: {value!r} reads ids alone, and the model sees images; leave it out, and the teacher is "
+            "the model itself (teacher_model_kind)"
+        )
+        refusals.append((needs_context(credit) and value is not None, message))
+    return refusals
 
 
 def _report_contexts(
