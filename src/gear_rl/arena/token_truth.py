@@ -32,12 +32,11 @@ class Truth:
     @property
     def mistakes(self) -> tuple[int, ...]:
         """The places of wrong decisions, of each its first token, and of tokens that lose decisions."""
-        wrong = [
+        return tuple(
             t
             for t, right in enumerate(self.right)
             if not right and (self.lost[t] or self.decision[t] not in (-1, *self.decision[:t]))
-        ]
-        return tuple(wrong)
+        )
 
 
 def only_right(ids: Sequence[int], gold: Sequence[int]) -> Truth:

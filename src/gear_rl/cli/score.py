@@ -57,9 +57,8 @@ def score(
     A line of --data is a problem: prompt, the teacher's context
     (privileged_context, solution, answer or ground_truth), a completion, and its
     faulty span: {"start": 10, "end": 12} in characters, or a text that occurs
-    there once. A better completion may be given as correct. With decisions, a
-    list of such spans (the results of a sum), there is a second AUC among them
-    alone. For example:
+    there once. A better completion may be given as correct, and decisions, a list
+    of such spans, for a second AUC among them. For example:
 
     {"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40",
     "completion": "12 + 30 = 52, 52 - 2 = 50", "fault": {"text": "= 52"}}

@@ -43,7 +43,7 @@ class Sdpg:
     weight: NotNegative = 1e-3
     """Coefficient of the divergence, the paper's beta(k) before its schedule."""
     beta: Share = 1.0
-    """1: reverse KL, as published, 0: forward KL, between: generalised Jensen-Shannon divergence."""
+    """1: reverse KL, SDPG's own, 0: forward KL, between: generalised Jensen-Shannon divergence."""
     max_nats: Positive | None = 20.0
     """Largest divergence of a token; None for no limit."""
     positive_only: bool = False

@@ -8,8 +8,14 @@ from jaxtyping import Int
 from torch import Tensor
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
-PIXELS = ("pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes")
-PIXELS += ("image_position_ids",)
+PIXELS = (
+    "pixel_values",
+    "image_grid_thw",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "image_sizes",
+    "image_position_ids",
+)
 TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
