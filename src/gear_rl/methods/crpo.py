@@ -24,7 +24,7 @@ class Crpo:
     replaces the engine's advantage.
 
     Not implemented: generic answers as negative baselines, a KL coefficient and running statistics per role, the
-    entropy factor. Use it where one kind of reward would drown the other.
+    entropy factor.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(2, 1, dtype=torch.bool),

@@ -21,7 +21,7 @@ class DistilledRl:
     0``, else 1. ``r_t = clip(q(y_t) / p(y_t), 1 / c, c)``, for student ``p`` and teacher ``q``.
 
     Their teacher is a stronger model that reads the plain prompt; an engine's is the policy with the
-    privileged context. Use it to reinforce successes only.
+    privileged context.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),

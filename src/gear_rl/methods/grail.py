@@ -25,7 +25,7 @@ class Grail:
     ``max_weight``, its delimiters and all after it ``mean``. ``A_t = A (1 + strength (w - 1))``.
 
     The release overrides the answer in successes too (``box``) and includes tokens in the z-score that cannot
-    move the answer (``among``). Use it to blame wrong answers.
+    move the answer (``among``).
 
     >>> e = 2.718281828
     >>> signals = TokenSignals(

@@ -38,8 +38,7 @@ class Igpo:
     **Additive**: nothing of the advantage is left at ``strength=1``.
 
     The default is ours: releases compare tokens of one index (``baseline="token"``), or rewards before the
-    sum (``Igpo(compare="igpo", baseline="group", scale=True)``). For agents that gather evidence for a known
-    answer.
+    sum (``Igpo(compare="igpo", baseline="group", scale=True)``).
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),

@@ -20,7 +20,7 @@ class MtGrpo:
     without a second turn gets ``norm(T + R)``. ``T`` is the first turn's ``turn_reward``, ``R`` the completion's
     reward, ``norm(x) = (x - mean) / (std + epsilon)`` over the group. The turn is the segment. **Additive**.
 
-    Rewards of later turns are not read. Use it where the first call earns a reward of its own.
+    Rewards of later turns are not read.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),

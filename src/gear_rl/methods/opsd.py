@@ -59,7 +59,7 @@ class Opsd(SelfDistilling):
     ``A_t = (1 - strength) A + strength (log q - log p)`` of the sampled token, whose expectation is -KL(p || q).
 
     The scripts sample at 1.1; here ``temperature`` divides the logits beside the engine's temperature, so leave
-    that at 1. Use it where rewards say little.
+    that at 1.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
     >>> credit = Opsd(strength=0.75)(torch.tensor([2.0]), signals)

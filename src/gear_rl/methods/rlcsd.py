@@ -24,7 +24,7 @@ class Rlcsd:
     token is *modulated*: it gets ``A + r_t``, or 0 if the sign would flip.
 
     The release averages up to 4 wrong hints; we take one. Its loss adds a mean per kind of token; ``paths``
-    multiplies credit accordingly, which makes a larger step. Use it where groups hold right and wrong rollouts.
+    multiplies credit accordingly, which makes a larger step.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),

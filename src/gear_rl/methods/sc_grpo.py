@@ -17,7 +17,7 @@ class ScGrpo:
 
     SC-GRPO (arXiv:2606.18810) and HSD (arXiv:2606.15576), **inferred**: the advantage times a KL to the policy
     that sees a verified rollout of the group. We have not seen their exact weights and use those of
-    ``gear:tokens``. Use it where rewards can be checked and no solutions exist.
+    ``gear:tokens``.
 
     >>> import torch
     >>> signals = TokenSignals(

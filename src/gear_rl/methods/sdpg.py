@@ -24,8 +24,7 @@ class Sdpg:
     ``fkl`` exp(-r). One segment per completion.
 
     The paper distils where ``A > 0`` (``positive_only``) and schedules the weight (``warmup_steps``); the
-    released runs do neither. Use it to add a teacher to GRPO's reward. ``weight=0`` with ``anchor="none"`` gives
-    GRPO.
+    released runs do neither. ``weight=0`` with ``anchor="none"`` gives GRPO.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, False], [True, True]]))
     >>> credit = Sdpg(positive_only=True, weight=0.5, anchor="none")(torch.tensor([2.0, -1.0]), signals)

@@ -18,7 +18,7 @@ class Sdpo(SelfDistilling):
     completion.
 
     The paper has the reverse KL over the vocabulary (``beta=1, top_k=None``), the code these defaults and, where
-    it has no logits, ``sampled``: OPSD's, **additive**. Use it with feedback, or where groups hold a success.
+    it has no logits, ``sampled``: OPSD's, **additive**.
 
     >>> import torch
     >>> from gear_rl.types import TokenSignals

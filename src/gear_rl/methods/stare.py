@@ -20,7 +20,7 @@ class Stare:
     others get 1. Nothing changes while the mean entropy of completions with an advantage is ``entropy_nats`` or
     more; the release takes that of all.
 
-    The release takes 1.05 from 14B parameters on. Weights are not scaled to mean 1. Use it where entropy falls.
+    The release takes 1.05 from 14B parameters on. Weights are not scaled to mean 1.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 4, dtype=torch.bool),
