@@ -108,11 +108,11 @@ FAMILIES: dict[str, list[tuple[str, str]]] = {
 """What a field asks, and its answer, by family."""
 
 
-def rows(part: str, num: int, filler: int = 0) -> list[dict[str, Any]]:
+def rows(part: str, num: int, filler: int = 0, items: int | None = None) -> list[dict[str, Any]]:
     """Rows with ``prompt``, ``solution``, ``answer`` and two other contexts: ``quarter_false``, ``sentences``.
 
     ``part`` is one of ``PARTS``. ``filler`` puts that many lines of one word between two fields of the solution,
-    which nothing pays.
+    which nothing pays. ``items`` keeps that many items of each family: fewer steps see each of them often.
 
     >>> [row] = rows("train", 1)
     >>> row["prompt"].splitlines()[:3]
@@ -121,20 +121,20 @@ def rows(part: str, num: int, filler: int = 0) -> list[dict[str, Any]]:
     (['hold: held', 'grow: grew'], ['held', 'grew'])
     """
     begin, end = PARTS[part]
-    items: dict[str, list[tuple[str, str]]] = {}
+    pool: dict[str, list[tuple[str, str]]] = {}
     for family, pairs in FAMILIES.items():
         shuffled = random.Random(family).sample(pairs, len(pairs))
-        items[family] = shuffled[round(begin * len(pairs)) : round(end * len(pairs))]
+        pool[family] = shuffled[round(begin * len(pairs)) : round(end * len(pairs))][:items]
     draw, made = random.Random(f"forms {part}"), list[dict[str, Any]]()
     for _ in range(num):
         asked: dict[str, tuple[str, str]] = {}  # no key twice
         while len(asked) < FIELDS:
-            family = draw.choice(list(items))
-            key, value = draw.choice(items[family])
+            family = draw.choice(list(pool))
+            key, value = draw.choice(pool[family])
             asked.setdefault(key, (family, value))
         listed = [(family, key, value) for key, (family, value) in asked.items()]
         false = set(draw.sample(range(FIELDS), round(FALSE_SHARE * FIELDS)))
-        others = [draw.choice([v for _, v in items[f] if v != value]) for f, _, value in listed]
+        others = [draw.choice([v for _, v in pool[f] if v != value]) for f, _, value in listed]
         between = "".join(f"{word}\n" for word in ["next"] * filler)
         made.append(
             {
@@ -246,9 +246,10 @@ class LowLogprob:
         )
 
 
-def write_rows(folder: Path, filler: int = 0) -> None:
-    """``warm.jsonl``, ``train.jsonl`` and ``test.jsonl`` in the folder."""
+def write_rows(folder: Path, items: int | None = None) -> None:
+    """``warm.jsonl``, ``train.jsonl`` and ``test.jsonl`` in the folder; ``items`` is of the last two."""
     folder.mkdir(parents=True, exist_ok=True)
     for part, num in {"warm": 512, "train": 512, "test": 192}.items():
-        lines = (json.dumps(row) + "\n" for row in rows(part, num, filler))
+        kept = None if part == "warm" else items
+        lines = (json.dumps(row) + "\n" for row in rows(part, num, items=kept))
         (folder / f"{part}.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -74,13 +74,14 @@ def main() -> None:
     parser.add_argument("--warm-steps", type=int, default=64)
     parser.add_argument("--rollouts", type=int, default=32)
     parser.add_argument("--n", type=int, default=192, help="held-out prompts")
+    parser.add_argument("--items", type=int, help="of each family, in place of all for training")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="runs that are not done by then are left"
     )
     given = parser.parse_args()
-    forms.write_rows(given.runs)
+    forms.write_rows(given.runs, given.items)
     if given.part == "warm":
-        warm_up(given.runs, given.model, given.warm_steps)
+        warm_up(given.runs, given.model, given.warm_steps, given.items)
         return
     if given.seconds < math.inf:  # the finished ones are in the folder
         timer = threading.Timer(given.seconds, lambda: (collect_cells(given.runs), os._exit(0)))
@@ -121,7 +122,7 @@ def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Se
         trainer={
             "gradient_checkpointing": False,
             "bf16": False,
-            "model_init_kwargs": {"dtype": "bfloat16"} if cuda else {},
+            "model_init_kwargs": {"dtype": "bfloat16"},
             "lr_scheduler_type": "constant",
             "per_device_train_batch_size": given.rollouts // accumulated,
             "gradient_accumulation_steps": accumulated,
@@ -188,7 +189,7 @@ def gate_of(cells: Sequence[Cell]) -> tuple[str, tuple[float, float] | None]:
     return "\n".join([*text, f"lead {statistics.fmean(lead):+.3f}, interval {interval}"]), interval
 
 
-def warm_up(runs: Path, model: str, steps: int) -> None:
+def warm_up(runs: Path, model: str, steps: int, items: int | None) -> None:
     """Fine-tune on forms of other items, save the merged model and print the share that it has right.
 
     Half of the demonstrations have the solution in the prompt, so that the teacher goes on reading it.
@@ -203,13 +204,13 @@ def warm_up(runs: Path, model: str, steps: int) -> None:
 
     cuda = torch.cuda.is_available()
     folder = resolve_model(model)
-    rows, asked = forms.rows("warm", 512), forms.rows("train", 64)
+    rows, asked = forms.rows("warm", 512), forms.rows("train", 64, items=items)
     for row in (*rows, *asked):
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
     set_seed(0)
     tokenizer = load_tokenizer(folder)
     trainer: Any = SFTTrainer(
-        model=load_causal_lm(folder, {"dtype": "bfloat16"} if cuda else {}),
+        model=load_causal_lm(folder, {"dtype": "bfloat16"}),
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(demonstrations(rows, "solution", 0.5)),
         peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"),
