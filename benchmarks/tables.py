@@ -56,9 +56,9 @@ class Tasks:
 
     COLUMNS = ("oracle", "gear", "random_onsets", "sft")
     ROWS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "24 look-ups, graded (0.84M)": ("codebook_hard", "codebook_hard_onsets", "codebook_hard_catalogue"),
+        "24 codes to look up, graded (0.84M)": ("codebook_hard", "codebook_hard_onsets", "codebook_hard_catalogue"),
         "six tool calls, graded (0.84M)": ("errands_ten",),
-        "four look-ups, right or wrong (0.84M)": ("codebook_exact",),
+        "four codes to look up, right or wrong (0.84M)": ("codebook_exact",),
         "five sums, graded (135M)": ("sums_32_same_rate", "sums_32"),
         "word problems, right or wrong (135M)": ("bare",),
     }

@@ -215,7 +215,7 @@ def warm_up(runs: Path, model: str, steps: int, items: int | None) -> None:
         train_dataset=Dataset.from_list(demonstrations(rows, "solution", 0.5)),
         peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"),
         args=SFTConfig(
-            output_dir=str(runs / "warm"), seed=0, max_steps=steps, per_device_train_batch_size=8,
+            output_dir=str(runs / "warm"), seed=0, max_steps=steps, per_device_train_batch_size=8 if cuda else 4,
             learning_rate=8e-4, warmup_steps=4, lr_scheduler_type="constant_with_warmup", bf16=False,
             use_cpu=not cuda, gradient_checkpointing=False, completion_only_loss=True, logging_steps=4,
             save_strategy="no", report_to="none", disable_tqdm=True,
