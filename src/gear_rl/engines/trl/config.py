@@ -230,13 +230,10 @@ def check_loss(
     )
 
 
-def check_rows(
-    rows: Any, args: GEARConfig, *, has_template: bool = True, positions: int | None = None
-) -> None:
+def check_rows(rows: Any, args: GEARConfig, *, positions: int | None = None) -> None:
     """``ValueError`` for fewer rows than a batch takes: TRL's sampler drops those, and nothing would train.
 
-    Also for prompts that are messages, where there is no chat template to write them, and for completions that
-    are longer than the model's ``positions``. A stream has no length.
+    Also for completions that are longer than the model's ``positions``. A stream has no length.
     """
     longest = cast(int, args.max_completion_length)
     if positions is not None and longest >= positions:
@@ -249,11 +246,6 @@ def check_rows(
         raise ValueError(
             f"train_dataset: {len(rows)} rows, and a batch takes {prompts} prompts; give more rows, or a smaller "
             "per_device_train_batch_size"
-        )
-    if not has_template and isinstance(rows, Sized) and not isinstance(cast(Any, rows)[0]["prompt"], str):
-        raise ValueError(
-            "train_dataset: its prompts are messages, and the model's tokenizer has no chat template, as that of "
-            "a base model; give text prompts (gear train --chat false), or set its chat_template"
         )
 
 

@@ -23,7 +23,7 @@ from gear_rl.engines.trl.config import GEARConfig, check_rows
 from gear_rl.engines.trl.evaluation import Evaluating
 from gear_rl.engines.trl.printing import SHORT, Health
 from gear_rl.engines.trl.rollouts import Rollouts
-from gear_rl.engines.trl.templates import prepare_processing
+from gear_rl.engines.trl.templates import check_template, prepare_processing
 from gear_rl.model.forwards import max_positions, unwrap_model
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,8 @@ class DurableTrainer(Evaluating):
         if given is None and processing is not None:
             more, options = more[:1], options | {"processing_class": processing}
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
+        if not self.rollout_func:
+            check_template(train_dataset, self.processing_class)
         contiguous_head(self.model)
         self.checkpoints = Checkpoints(self.run_folder, self.args, self.accelerator)
         self.control_tokens = control_pattern(self._tokenizer)
@@ -140,9 +142,8 @@ class DurableTrainer(Evaluating):
 
     def prepare_training(self) -> None:
         """Before anything is written: ``ValueError`` for rows that cannot be trained on."""
-        has_template = bool(self.rollout_func or getattr(self.processing_class, "chat_template", None))
         places = max_positions(unwrap_model(self.model).config)
-        check_rows(self.train_dataset, self.args, has_template=has_template, positions=places)
+        check_rows(self.train_dataset, self.args, positions=places)
 
     def configuration(self) -> dict[str, Any]:
         """What a resumed run must share."""

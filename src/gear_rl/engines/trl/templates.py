@@ -1,10 +1,10 @@
 """Chat templates: the one that a setting names, one without tools, and one that drops earlier thinking."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trl.chat_template_utils import add_response_schema, supports_tool_calling
 
@@ -64,6 +64,18 @@ def prepare_processing(model: Any, processing: Any, path: str | None, *, has_too
     if has_tools:
         _check_tools(processing)
     return processing
+
+
+def check_template(rows: Any, processing: Any) -> None:
+    """``ValueError`` for prompts that are messages where no chat template writes them."""
+    if getattr(processing, "chat_template", None) or not isinstance(rows, Sized) or not len(rows):
+        return
+    if not isinstance(cast(Any, rows)[0]["prompt"], str):
+        raise ValueError(
+            "chat_template_path: the prompts are messages, and the model's tokenizer has no chat template, as "
+            "that of a base model; name one (a file, or one of TRL's such as qwen3_instruct_2507), or give text "
+            "prompts (chat: false)"
+        )
 
 
 def _check_tools(processing: Any) -> None:
