@@ -28,7 +28,9 @@ def test_the_demo_leaves_what_a_run_leaves(tmp_path, monkeypatch):
     page.unlink()
     assert gear("report", str(tmp_path)).returncode == 0 and page.read_text() == made
     assert {record.step for record in read_records(tmp_path / "records.jsonl")} == {1, 2}
-    one_line(gear("demo", *words), f"output_dir: {tmp_path} holds a run already", "--overwrite")
+    refused = gear("demo", *words)
+    one_line(refused, f"output_dir: {tmp_path} holds a run already", "; delete it and begin anew")
+    assert "resume" not in refused.stderr, "there is no checkpoint"
 
 
 @pytest.fixture(scope="module")
