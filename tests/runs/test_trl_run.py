@@ -217,3 +217,12 @@ def test_records_outside_of_the_folder_are_never_replaced(used):
     done = gear(*command.split()[2:], cwd=folder)
     assert done.returncode == 0, done.stderr
     assert contents(folder / "three") | {records: records.read_bytes()} == three
+
+
+def test_an_adapter_takes_no_second_one_and_the_message_says_how_to_merge_it(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 plus 1", "answer": "2"}\n')
+    words = ["--model", ".", "--dataset", "rows.jsonl", "--reward", "support.desk:digits", "--lora.r", "2"]
+    one_line(
+        gear("train", *words, "--output_dir", "out", cwd=tmp_path), "lora: . is an adapter", "merge_and_unload"
+    )

@@ -293,7 +293,7 @@ def _pretrained_model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     if config.lora is not None:
         raise InputError(
             f"lora: {config.model} is an adapter already, which goes on being trained with its own settings; "
-            "leave lora out, or merge the adapter into its model first (docs/training.md)"
+            "leave lora out, or merge the adapter into its model first (merge_and_unload of peft)"
         )
     options = _settings(config).get("model_init_kwargs") or {}
     return load_causal_lm(name, options, trained=True), load_tokenizer(name), {}
