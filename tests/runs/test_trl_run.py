@@ -126,7 +126,7 @@ def test_a_base_model_without_a_chat_template_is_one_line(used, tiny_model):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("words", [["--dry-run"], []])
+@pytest.mark.parametrize("words", [["--dry-run"], ["--smoke"], []])
 def test_a_tracker_that_is_not_installed_names_what_installs_it(used, words):
     _, call = used
     done = call("--output_dir", "tracked", "--report_to", "[none, not_installed]", *words)
@@ -224,5 +224,7 @@ def test_an_adapter_takes_no_second_one_and_the_message_says_how_to_merge_it(tmp
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1 plus 1", "answer": "2"}\n')
     words = ["--model", ".", "--dataset", "rows.jsonl", "--reward", "support.desk:digits", "--lora.r", "2"]
     one_line(
-        gear("train", *words, "--output_dir", "out", cwd=tmp_path), "lora: . is an adapter", "merge_and_unload"
+        gear("train", *words, "--output_dir", "out", cwd=tmp_path),
+        "lora: . is an adapter",
+        "merge_and_unload",
     )
