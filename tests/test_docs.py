@@ -148,10 +148,14 @@ def test_the_diff_of_the_readme_trains(tmp_path, monkeypatch):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     [block] = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)
     code = "\n".join(line[1:] for line in block.splitlines() if not line.startswith("-"))
-    calls = '[{"name": "find", "arguments": {"city": "Rome"}}]'
-    rows = [
-        {"prompt": f"Find {n}.", "calls": calls, "solution": f"<tool_call>{n}</tool_call>"} for n in range(4)
-    ]
+    [named] = re.findall(r"# (prompt.*)", code)
+    fixed = {
+        "tools": '[{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]',
+        "calls": '[{"name": "find", "arguments": {"city": "Rome"}}]',
+        "solution": "<tool_call>...</tool_call>",
+    }
+    rows = [{"prompt": [{"role": "user", "content": f"Find {n}."}], **fixed} for n in range(4)]
+    assert [*rows[0]] == re.findall(r"\w+", named.replace("(chat)", "")), "a model reads what it can call"
     loaded = datasets.Dataset.from_list(rows)
     monkeypatch.setattr(datasets, "load_dataset", lambda kind, data_files, split: loaded)
     monkeypatch.chdir(tmp_path)

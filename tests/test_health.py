@@ -2,7 +2,7 @@
 
 import pytest
 
-from gear_rl.health import conclusion
+from gear_rl.health import conclusion, nothing_to_learn
 from gear_rl.runs.run_config import load_config
 from gear_rl.runs.trl_run import make_trainer
 from support.commands import gear
@@ -63,3 +63,14 @@ def test_held_out_rows_that_nothing_evaluates_are_named_before_the_first_step(fo
     monkeypatch.chdir(folder)
     make_trainer(load_config("run.yaml", ["--held_out", "2"]))
     assert "eval_dataset, held_out: nothing evaluates these rows; set eval_strategy" in caplog.text
+
+
+def test_an_agent_that_calls_no_tool_is_told_so():
+    logs = {"frac_reward_zero_std": 1.0, "reward": 0.0, "grad_norm": 0.0, "tools/call_frequency": 0.0}
+    assert (nothing_to_learn(logs) or "").startswith("no completion called a tool: first fine-tune the model")
+    assert "No completion called a tool: first fine-tune the model" in conclusion([logs] * 10)
+    assert "called a tool" not in conclusion([logs, logs | {"tools/call_frequency": 0.5}])
+
+
+def test_one_logged_step_has_no_first_and_last():
+    assert conclusion([{"reward": 0.25}]) == "The reward was 0.25 in the one logged step."

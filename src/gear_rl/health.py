@@ -6,6 +6,7 @@ from typing import Any, cast
 
 FEW_STEPS = 10
 """Logged steps below which a conclusion says that they are few."""
+TEACH_CALLS = "first fine-tune the model on transcripts with calls of your tools"
 
 
 def health(logs: Mapping[str, float]) -> str:
@@ -50,6 +51,8 @@ def nothing_to_learn(logs: Mapping[str, Any]) -> str | None:
         return "every completion was cut off, so none is trained: raise max_completion_length"
     if logs["reward"] is None:
         return "every reward function gave None for every completion"
+    if logs.get("tools/call_frequency") == 0:
+        return f"no completion called a tool: {TEACH_CALLS}"
     if logs["frac_reward_zero_std"] < 1:
         return "rewards differ, but the gradient is 0: is any sampled token trained?"
     if logs.get("reward_std") or logs["reward"] not in (0, 1):
@@ -82,6 +85,10 @@ def conclusion(history: Sequence[Mapping[str, Any]]) -> str:
     ends = "the first and the last" if few == 1 else f"means of the first {few} and the last {few}"
     said = f"The reward went from {first:.2f} to {last:.2f} ({ends} of {len(rewards)} logged steps"
     said += ", which are few). " if len(rewards) < FEW_STEPS else "). "
+    if len(rewards) == 1:
+        said = f"The reward was {last:.2f} in the one logged step. "
+    if mean("tools/call_frequency") == 0:
+        said += f"No completion called a tool: {TEACH_CALLS}. "
     cut, even = mean("completions/clipped_ratio") or 0.0, mean("frac_reward_zero_std") or 0.0
     if cut >= 0.3:
         said += f"{cut:.0%} of completions were cut off: raise max_completion_length. "

@@ -102,3 +102,17 @@ def test_an_output_is_never_an_input_a_folder_or_behind_a_file(tmp_path):
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert (tmp_path / "a.jsonl").read_bytes() == before
     assert {file.name for file in tmp_path.iterdir()} == {"a.jsonl", "link.html", "folder.html"}
+
+
+def test_an_option_may_be_written_as_a_key_is(tmp_path):
+    gear("init", "mine", cwd=tmp_path)
+    done = gear("train", "--config", "run.yaml", "--dry_run", "--max_steps", "7", cwd=tmp_path / "mine")
+    assert (done.returncode, "max_steps: 7" in done.stdout) == (0, True), done.stderr
+
+
+def test_an_option_that_is_not_there_brings_the_names_of_those_that_are():
+    done = gear("score", "--jsn")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "gear: --jsn: no such option; did you mean --json or --n?\n",
+    )

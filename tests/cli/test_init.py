@@ -48,6 +48,22 @@ def test_what_it_writes_can_be_compared(like, tmp_path, monkeypatch):
     assert "held_out: missing; 24 of 96 rows judge" in done.stderr
 
 
+def test_flags_of_gear_train_count_in_a_comparison_or_are_refused(tmp_path, monkeypatch):
+    def asked(specs, *_, **__):
+        assert {spec.steps for spec in specs} == {3}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "run_cells", asked)
+    gear("init", "mine", cwd=tmp_path)
+    words = ("compare", "--config", "run.yaml", "--quick", "--max_steps")
+    assert gear(*words, "3", cwd=tmp_path / "mine").returncode == 130
+    done = gear(*words, "3", "--output_dir", "other", cwd=tmp_path / "mine")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "gear: --output_dir: a comparison writes to the folder of --out; give that\n",
+    )
+
+
 def test_a_kind_that_is_not_there(tmp_path):
     done = gear("init", "--like", "mats", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "gear: --like: no starter 'mats'; did you mean maths?\n")

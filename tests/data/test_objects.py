@@ -45,6 +45,18 @@ def test_an_exception_of_a_function_names_its_line():
     assert (rollouts_fault({"completion_ids": [[1], []]}, {}) or "").startswith("no token for completion 1")
 
 
+def test_a_reward_that_takes_messages_for_text_is_told():
+    def reward(completions, answer, **row):
+        return [float(text.strip() == right) for text, right in zip(completions, answer, strict=True)]
+
+    checked = guard_function(reward, "reward", "mine:reward", reward_fault)
+    told = r"'list' object has no attribute 'strip' .*list of messages, its text completion\[-1\]"
+    with pytest.raises(InputError, match=told):
+        checked(completions=[[{"role": "assistant", "content": "4"}]], answer=["4"])
+    with pytest.raises(InputError, match=r"no attribute 'strip' \([^;]*\)$"):
+        checked(completions=[4], answer=["4"])
+
+
 class Judge:
     def __call__(self, completions, scores, **row):
         return scores["right"]

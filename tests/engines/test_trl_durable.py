@@ -1,5 +1,6 @@
 """TRL's trainer without credit: killed, damaged or resumed runs, and steps that are not finite."""
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def words(completions, **columns):
 def test_a_reward_that_is_no_number_is_named(tiny_model, tmp_path):
     with pytest.raises(ValueError, match=r"reward_funcs: of words, one returned what is no number .*str"):
         trainer_of(tmp_path, tiny_model, None, reward=words, cls=DurableTrainer).train()
+
+
+def test_a_prompt_that_the_model_has_no_positions_for_is_told(tiny_model, tmp_path, caplog):
+    trainer = trainer_of(tmp_path, tiny_model, None, cls=DurableTrainer, max_steps=1, **SHORT)
+    told = r"step 1: a prompt has \d+ tokens, and the model 5 positions; leave such rows out"
+    for places in (100, 5):
+        trainer.model.config.max_position_embeddings = places
+        trainer.train()
+        assert bool(re.search(told, caplog.text)) == (places == 5), caplog.text
 
 
 # --- bit for bit ---------------------------------------------------------------------------------------------

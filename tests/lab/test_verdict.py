@@ -160,7 +160,7 @@ def test_no_verdict_where_the_baseline_saturates(end, n_eval, saturates, samples
 )
 def test_no_verdict_where_the_baseline_never_moves(start, ends, moves, samples):
     found = gear_of({"uniform": ends, "gear": [0.9] * 3}, start=start, samples=samples)
-    words = f"the baseline never moves ({start:.3f} before, {sum(ends) / 3:.3f} after, within noise)"
+    words = f"the baseline's change may be noise ({start:.3f} before, {sum(ends) / 3:.3f} after)"
     assert found.words == ("better at 3 seeds" if moves else f"no verdict: {words}")
 
 

@@ -28,7 +28,9 @@ def test_the_demo_leaves_what_a_run_leaves(tmp_path, monkeypatch):
     page.unlink()
     assert gear("report", str(tmp_path)).returncode == 0 and page.read_text() == made
     assert {record.step for record in read_records(tmp_path / "records.jsonl")} == {1, 2}
-    one_line(gear("demo", *words), f"output_dir: {tmp_path} holds a run already", "--overwrite")
+    refused = gear("demo", *words)
+    one_line(refused, f"output_dir: {tmp_path} holds a run already", "; delete it and begin anew")
+    assert "resume" not in refused.stderr, "there is no checkpoint"
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +126,7 @@ def test_a_base_model_without_a_chat_template_is_one_line(used, tiny_model):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("words", [["--dry-run"], []])
+@pytest.mark.parametrize("words", [["--dry-run"], ["--smoke"], []])
 def test_a_tracker_that_is_not_installed_names_what_installs_it(used, words):
     _, call = used
     done = call("--output_dir", "tracked", "--report_to", "[none, not_installed]", *words)
@@ -215,3 +217,14 @@ def test_records_outside_of_the_folder_are_never_replaced(used):
     done = gear(*command.split()[2:], cwd=folder)
     assert done.returncode == 0, done.stderr
     assert contents(folder / "three") | {records: records.read_bytes()} == three
+
+
+def test_an_adapter_takes_no_second_one_and_the_message_says_how_to_merge_it(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 plus 1", "answer": "2"}\n')
+    words = ["--model", ".", "--dataset", "rows.jsonl", "--reward", "support.desk:digits", "--lora.r", "2"]
+    one_line(
+        gear("train", *words, "--output_dir", "out", cwd=tmp_path),
+        "lora: . is an adapter",
+        "merge_and_unload",
+    )

@@ -1,7 +1,7 @@
 """The commands of ``gear``. They import heavy libraries inside, so that ``gear --help`` is fast."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +19,11 @@ from gear_rl.cli.teacher import teacher
 from gear_rl.cli.train import train
 from gear_rl.cli.view import view
 
-_KEYS_MAY_FOLLOW = {"allow_extra_args": True, "ignore_unknown_options": True}
+_KEYS_MAY_FOLLOW: dict[str, Any] = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "token_normalize_func": lambda name: name.replace("_", "-"),  # --dry_run, as keys are written
+}
 _PURPOSE = "Token-level credit for GRPO: train, look at the credit, and compare it with controls."
 _EXPORT = "Take a configuration of `gear train` to another engine."
 app = typer.Typer(

@@ -98,9 +98,12 @@ def compare(
     given = {"steps": steps, "n_eval": n_eval, "samples": samples, "rollouts": rollouts}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options |= {"seeds": seeds, "rates": rates}
+    named = {word.partition("=")[0] for word in context.args}
     if quick:
         preset = {name: value for name, value in QUICK.items() if name != "methods"}
         options |= {name: value for name, value in preset.items() if not is_given(context, name)}
+        if "--max_steps" in named and steps is None:
+            del options["steps"]
     if config is not None or any(word.startswith(("--model", "--dataset")) for word in context.args):
         from gear_rl.lab.run_plan import plan_of_run
         from gear_rl.runs.run_config import load_config
@@ -108,6 +111,8 @@ def compare(
         why = "is for the arena's tasks; leave it out with your own data"
         refuse(context, "task", "tier", "rollouts", why=why)
         show_log(logging.WARNING)
+        if "--output_dir" in named:
+            raise InputError("--output_dir: a comparison writes to the folder of --out; give that")
         if outcome not in (None, "reward", "success"):
             raise InputError(f"--outcome: {outcome}; give reward or success")
         if quick and n_eval is None:

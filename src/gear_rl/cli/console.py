@@ -57,7 +57,7 @@ def refuse(context: typer.Context, *names: str, why: str) -> None:
 def refuse_words(context: typer.Context) -> None:
     """``InputError`` for words that are no option, where no settings may follow."""
     if context.args:
-        options = [f"--{name.replace('_', '-')}" for name in context.params]
+        options = [parameter.opts[0] for parameter in context.command.params]
         raise InputError(f"{context.args[0]}: no such option; {did_you_mean(context.args[0], options)}")
 
 

@@ -45,19 +45,20 @@ def train(
     """
     from gear_rl.method_builder import build_method
     from gear_rl.runs.run_config import load_config, load_outline
-    from gear_rl.runs.trl_run import check_folder, check_names
+    from gear_rl.runs.trl_run import check_folder, check_names, check_trackers
 
     outline = load_outline(config, context.args)
     check_names(outline)
     if not (dry_run or smoke):
         check_folder(outline, config, overwrite)
     chosen = load_config(config, context.args)
+    if dry_run or smoke:
+        check_trackers(chosen)
     if dry_run:
         import yaml
 
-        from gear_rl.runs.trl_run import check_run, check_trackers, load_data
+        from gear_rl.runs.trl_run import check_run, load_data
 
-        check_trackers(chosen)
         check_run(chosen, load_data(chosen)[0])
         typer.echo(yaml.safe_dump(chosen.model_dump() | chosen.trainer, sort_keys=False), nl=False)
         typer.echo(f"# credit: {build_method(chosen.credit)!r}")

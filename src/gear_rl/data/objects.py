@@ -31,10 +31,13 @@ def guard_function(function: Callable[..., Any], where: str, name: str, fault: F
         except InputError:
             raise
         except Exception as error:
-            columns = ""
-            if fault is reward_fault and isinstance(error, KeyError | TypeError):  # maybe of a missing column
-                columns = f"; it was given {', '.join(given)}"
-            raise InputError(f"{where}: {name} raised {error_text(error)}{columns}") from error
+            hint = ""
+            if fault is reward_fault:
+                if isinstance(error, KeyError | TypeError):  # maybe of a missing column
+                    hint = f"; it was given {', '.join(given)}"
+                if isinstance(error, AttributeError | TypeError) and _are_messages(given):
+                    hint += "; a completion is a list of messages, its text completion[-1]['content']"
+            raise InputError(f"{where}: {name} raised {error_text(error)}{hint}") from error
 
     def checked_value(value: Any, given: Mapping[str, Any]) -> Any:
         why = fault(value, given)
@@ -57,6 +60,10 @@ def guard_function(function: Callable[..., Any], where: str, name: str, fault: F
     chosen = call_later if inspect.iscoroutinefunction(function) else call
     chosen.__name__ = getattr(function, "__name__", name.rpartition(":")[2])  # an object has none
     return chosen
+
+
+def _are_messages(given: Mapping[str, Any]) -> bool:
+    return any(isinstance(completion, list) for completion in given.get("completions", ()))
 
 
 def context_fault(value: Any, given: Mapping[str, Any]) -> str | None:

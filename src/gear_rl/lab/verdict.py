@@ -29,7 +29,7 @@ from gear_rl.lab.statistics import (
 Kind = Literal["baseline", "better", "worse", "no difference shown", "no verdict"]
 _ADVICE = {
     "the baseline saturates": "take harder problems, or fewer steps",
-    "the baseline never moves": "take more held-out problems (--n-eval) or seeds for less noise, or more steps",
+    "the baseline's change may be noise": "take more held-out problems (--n-eval) or seeds, or more steps",
     "this task cannot tell": "take more seeds, or another task",
 }
 """What to do where there is no verdict on any method, by how the reason begins."""
@@ -162,7 +162,7 @@ def compare(
     A method is "better" or "worse" if two intervals of Student's exclude 0 on the same side, corrected for all
     methods but the ``ceiling``: of its paired difference in the final outcome to the baseline at the baseline's
     rate, and at the method's (``name_at_rate``), since rates were chosen by a few runs. There is no verdict where
-    the ceiling's gain is not shown, below 3 paired seeds, or where the baseline saturates or never moves.
+    the ceiling's gain is not shown, below 3 paired seeds, or where the baseline saturates or may not move.
 
     >>> ends = {"uniform": [0.60, 0.61, 0.62], "gear": [0.69, 0.72, 0.72]}
     >>> row = dict(task="chain", tier="easy", steps=9, n_eval=100, before=dict(step=0, rewards=[0.2]))
@@ -260,7 +260,7 @@ def _baseline_problem(cells: Sequence[Cell], outcome: Outcome) -> str | None:
 def _never_moves(start: float, end: float, noise: float, num_cells: int) -> str | None:
     if end - start > float(special.stdtrit(num_cells - 1, 0.95)) * noise:
         return None
-    return f"the baseline never moves ({start:.3f} before, {end:.3f} after, within noise)"
+    return f"the baseline's change may be noise ({start:.3f} before, {end:.3f} after)"
 
 
 def _ceiling_problem(gain: Paired | None) -> str | None:

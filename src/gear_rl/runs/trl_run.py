@@ -186,7 +186,7 @@ def check_folder(config: RunConfig, source: Path | None, overwrite: bool) -> str
     folder, resume = run_folder(config), config.trainer.pop("resume_from_checkpoint", None)
     overwrite = bool(config.trainer.get("overwrite_output_dir"))
     if resume == "latest" and not checkpoints_in(folder.path):
-        why = f"{folder.path} holds no checkpoint; leave it out to begin anew"
+        why = f"{folder.path} holds no checkpoint; leave it out, and begin anew by --overwrite"
         raise InputError(f"resume_from_checkpoint: {why}")
     if resume not in (None, "latest") and not os.path.isdir(resume):
         raise InputError(f"resume_from_checkpoint: {resume} is no folder; give one, or latest")
@@ -202,9 +202,10 @@ def check_folder(config: RunConfig, source: Path | None, overwrite: bool) -> str
     leftovers = folder.leftovers()
     records_only = leftovers == [str(folder.records)]  # a run that was ended early; they are kept
     if leftovers and not records_only and resume is None and not overwrite:
+        go_on = "go on with it by --resume_from_checkpoint latest, " if checkpoints_in(folder.path) else ""
         raise InputError(
-            f"output_dir: {folder.path} holds a run already ({', '.join(leftovers)}); go on with it by "
-            "--resume_from_checkpoint latest, delete it and begin anew by --overwrite, or give another output_dir"
+            f"output_dir: {folder.path} holds a run already ({', '.join(leftovers)}); {go_on}delete it and begin "
+            "anew by --overwrite, or give another output_dir"
         )
     return resume
 
@@ -292,7 +293,7 @@ def _pretrained_model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     if config.lora is not None:
         raise InputError(
             f"lora: {config.model} is an adapter already, which goes on being trained with its own settings; "
-            "leave lora out, or merge the adapter into its model first (docs/training.md)"
+            "leave lora out, or merge the adapter into its model first (merge_and_unload of peft)"
         )
     options = _settings(config).get("model_init_kwargs") or {}
     return load_causal_lm(name, options, trained=True), load_tokenizer(name), {}

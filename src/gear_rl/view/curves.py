@@ -77,7 +77,10 @@ def _figure(history: Sequence[Mapping[str, object]]) -> Any:
     curves = {key: _curve(history, key, panel.factor) for panel in PANELS for key in panel.curves}
     panels = [panel for panel in PANELS if any(curves[key] for key in panel.curves)]
     if not panels:
-        raise ValueError(f"nothing to draw: no row of the history has a step and one of {', '.join(curves)}")
+        raise ValueError(
+            f"nothing to draw: no row of the history has a step and one of {', '.join(curves)}; a run that is "
+            "shorter than logging_steps has none"
+        )
     num_columns = len(panels) if len(panels) < 4 else math.ceil(len(panels) / 2)
     num_rows = math.ceil(len(panels) / num_columns)
     figure: Any = Figure(figsize=(min(10.2, 4.0 * num_columns), 2.3 * num_rows), layout="constrained")

@@ -96,6 +96,13 @@ class DurableTrainer(Evaluating):
         with self.tool_guard.serving():
             return super()._generate(prompts, *more, **options)
 
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *more: Any, **options: Any) -> Any:
+        longest, places = max(map(len, prompt_ids)), max_positions(unwrap_model(self.model).config)
+        if places is not None and longest >= places:
+            message = "step %d: a prompt has %d tokens, and the model %d positions; leave such rows out"
+            self._warn_once("positions", message, self.state.global_step + 1, longest, places)
+        return super()._generate_single_turn(prompt_ids, *more, **options)
+
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> Any:
         # TRL renders an answer and tokenises the whole: `<|im_end|>` in it would become a real end of turn.
         return super()._get_tool_suffix_ids([defused_message(m, self.control_tokens) for m in tool_messages])
