@@ -177,7 +177,7 @@ def _score_rows(
     everyone, first = two_others([text for one in sampled for text in one.contexts]), 0
     if all(pair is None for pair in everyone):
         raise InputError(
-            "--data: fewer than three rows have a privileged context of their own, so none can be compared with "
+            "dataset: fewer than three rows have a privileged context of their own, so none can be compared with "
             "those of others; fill a column such as solution, or name it with --privileged_column"
         )
     given = CreditConfig(**{one.name: getattr(config, one.name) for one in fields(CreditConfig)} | AS_GIVEN)
