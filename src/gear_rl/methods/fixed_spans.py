@@ -21,8 +21,7 @@ class FixedSpans:
 
     Ours, the control between GEAR and a method per token: ``A_t = A ((1 - strength) + strength m_t / m)``, with
     ``m_t`` the mean divergence of the token's span and ``m`` that of the completion. The mean weight is 1, and no
-    span crosses a turn. Use it to test whether the places of GEAR's segments matter, or with ``unit="line"`` to
-    credit steps of reasoning.
+    span crosses a turn.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool), divergence=torch.tensor([[0.0, 2.0, 0.0, 0.0, 3.0]])

@@ -32,8 +32,7 @@ class Gigpo:
     ``R_k = sum_{l >= k} discount^(l - k) r_l``, with the completion's reward on its last turn. The turn is the
     segment. **Additive**.
 
-    Released scripts differ in ``F`` (``normaliser``) and apply it to ``A`` too; here ``A`` is the engine's. Use
-    it where rollouts return to the same states.
+    Released scripts differ in ``F`` (``normaliser``) and apply it to ``A`` too; here ``A`` is the engine's.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),
