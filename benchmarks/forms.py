@@ -118,7 +118,7 @@ def rows(part: str, num: int, filler: int = 0, items: int | None = None) -> list
     >>> row["prompt"].splitlines()[:3]
     ['Fill in the form.', 'past hold', 'past grow']
     >>> row["solution"].splitlines()[:2], row["answer"].splitlines()[:2]
-    (['hold: held', 'grow: grew'], ['held', 'grew'])
+    (['hold: held', 'grow: grew'], ['hold: held', 'grow: grew'])
     """
     begin, end = PARTS[part]
     pool: dict[str, list[tuple[str, str]]] = {}
@@ -140,7 +140,7 @@ def rows(part: str, num: int, filler: int = 0, items: int | None = None) -> list
             {
                 "prompt": "\n".join(["Fill in the form.", *(f"{f} {key}" for f, key, _ in listed)]),
                 "solution": f"\n{between}".join(f"{key}: {value}" for _, key, value in listed),
-                "answer": "\n".join(value for _, _, value in listed),
+                "answer": "\n".join(f"{key}: {value}" for _, key, value in listed),
                 "quarter_false": "\n".join(
                     f"{key}: {others[n] if n in false else value}" for n, (_, key, value) in enumerate(listed)
                 ),
@@ -153,15 +153,20 @@ def rows(part: str, num: int, filler: int = 0, items: int | None = None) -> list
 def fields(text: str, answer: str) -> list[tuple[int, int, bool]]:
     """Where each field's value stands in a completion, and whether it is right; a field is a line with a colon.
 
-    >>> fields("cat: cats\\nox: oxes", "cats\\noxen\\nmice")
-    [(4, 9, True), (13, 18, False)]
+    A line whose key was not asked, or was answered before, is wrong as a whole. Fields are found by key, not by
+    place: else all that follow a line left out would be wrong, and none of them to blame.
+
+    >>> fields("cat: cats\\nfox: foxes\\nox: oxes", "mouse: mice\\ncat: cats\\nox: oxen")
+    [(4, 9, True), (10, 20, False), (24, 29, False)]
     """
-    wanted = answer.split("\n")
-    lines = [match for match in re.finditer(r"[^\n]+", text) if ":" in match[0]][: len(wanted)]
-    return [
-        (line.start() + line[0].rindex(":") + 1, line.end(), line[0].rpartition(":")[2].strip() == right)
-        for line, right in zip(lines, wanted, strict=False)
-    ]
+    wanted = dict(line.split(": ") for line in answer.split("\n"))
+    found = list[tuple[int, int, bool]]()
+    for line in re.finditer(r"[^\n]*:[^\n]*", text):
+        key, _, value = line[0].partition(":")
+        due = wanted.pop(key.strip(), None)
+        begin = line.start() if due is None else line.start() + len(key) + 1
+        found.append((begin, line.end(), value.strip() == due))
+    return found
 
 
 def reward(
@@ -170,11 +175,11 @@ def reward(
     log_extra: Callable[[str, list[Any]], object] = lambda name, values: None,
     **columns: Any,
 ) -> list[float]:
-    """The share of fields that are right in their place; the signature of a TRL reward.
+    """The share of the asked fields that are right; the signature of a TRL reward.
 
     Logs which fields are right as ``step_scores``, which ``FieldTruth`` alone reads.
 
-    >>> reward(["a: 1\\nb: 3", "", "a: 1\\nb: 2\\nc: 9"], answer=["1\\n2"] * 3)
+    >>> reward(["a: 1\\nb: 3", "", "b: 2\\na: 1\\nc: 9"], answer=["a: 1\\nb: 2"] * 3)
     [0.5, 0.0, 1.0]
     """
     found = [fields(*pair) for pair in zip(final_texts(completions, columns), answer, strict=True)]

@@ -56,7 +56,11 @@ class Tasks:
 
     COLUMNS = ("oracle", "gear", "random_onsets", "sft")
     ROWS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "24 codes to look up, graded (0.84M)": ("codebook_hard", "codebook_hard_onsets", "codebook_hard_catalogue"),
+        "24 codes to look up, graded (0.84M)": (
+            "codebook_hard",
+            "codebook_hard_onsets",
+            "codebook_hard_catalogue",
+        ),
         "six tool calls, graded (0.84M)": ("errands_ten",),
         "four codes to look up, right or wrong (0.84M)": ("codebook_exact",),
         "five sums, graded (135M)": ("sums_32_same_rate", "sums_32"),

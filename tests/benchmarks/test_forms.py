@@ -31,10 +31,20 @@ def test_filler_between_fields_changes_neither_place_nor_pay():
     assert forms.reward([row["solution"]], [row["answer"]]) == [1.0]
 
 
+def test_a_line_that_is_left_out_makes_no_other_wrong():
+    [row] = forms.rows("test", 1)
+    _, *others = row["solution"].splitlines()
+    assert forms.reward(["\n".join(others)], [row["answer"]]) == [1 - 1 / forms.FIELDS]
+    twice = forms.fields("\n".join([*others, others[0]]), row["answer"])
+    assert [right for _, _, right in twice] == [True] * len(others) + [False]
+
+
 def test_only_values_of_the_right_fields_are_praised():
     logged = {}
     forms.reward(
-        ["a: 1\nb: 3\nc: 3"], ["1\n2\n3"], log_extra=lambda name, values: logged.update({name: values})
+        ["a: 1\nb: 3\nc: 3"],
+        ["a: 1\nb: 2\nc: 3"],
+        log_extra=lambda name, values: logged.update({name: values}),
     )
     assert logged == {"step_scores": [[[2, 4, 1.0], [7, 9, 0.0], [12, 14, 1.0]]]}
     assert json.dumps(logged)
