@@ -320,6 +320,15 @@ TABLES: dict[str, Table | Tasks] = {
             "low": "placebo `low_logprob`: more weight on the fifth of least likely tokens",
         },
     ),
+    "slips_errands": Table(
+        ("errands_slips",),
+        {"rate": rate, "settled right": mean, **GAIN, "lost": lost},
+        {
+            **named("uniform", "oracle", "gear"),
+            "tokens16": "`gear:tokens` with `alpha=16`",
+            "slips": "the same in successes, in failures the teacher's excess surprisal",
+        },
+    ),
     "step_scores": Table(("step_scores",), {"share right": mean, "difference to GRPO": gain}, STEP_SCORES),
     "sums_32": Table(
         ("sums_32",), {**SEEDS, "in other words": beside("words")}, ON_SUMS, first="share right"
