@@ -109,7 +109,7 @@ FAMILIES: dict[str, list[tuple[str, str]]] = {
 
 
 def rows(part: str, num: int, filler: int = 0, items: int | None = None) -> list[dict[str, Any]]:
-    """Rows with ``prompt``, ``solution``, ``answer`` and two other contexts: ``quarter_false``, ``sentences``.
+    """Rows with ``prompt``, ``solution`` and two other contexts: ``quarter_false``, ``sentences``.
 
     ``part`` is one of ``PARTS``. ``filler`` puts that many lines of one word between two fields of the solution,
     which nothing pays. ``items`` keeps that many items of each family: fewer steps see each of them often.
@@ -117,8 +117,8 @@ def rows(part: str, num: int, filler: int = 0, items: int | None = None) -> list
     >>> [row] = rows("train", 1)
     >>> row["prompt"].splitlines()[:3]
     ['Fill in the form.', 'past hold', 'past grow']
-    >>> row["solution"].splitlines()[:2], row["answer"].splitlines()[:2]
-    (['hold: held', 'grow: grew'], ['hold: held', 'grow: grew'])
+    >>> row["solution"].splitlines()[:2]
+    ['hold: held', 'grow: grew']
     """
     begin, end = PARTS[part]
     pool: dict[str, list[tuple[str, str]]] = {}
@@ -140,7 +140,6 @@ def rows(part: str, num: int, filler: int = 0, items: int | None = None) -> list
             {
                 "prompt": "\n".join(["Fill in the form.", *(f"{f} {key}" for f, key, _ in listed)]),
                 "solution": f"\n{between}".join(f"{key}: {value}" for _, key, value in listed),
-                "answer": "\n".join(f"{key}: {value}" for _, key, value in listed),
                 "quarter_false": "\n".join(
                     f"{key}: {others[n] if n in false else value}" for n, (_, key, value) in enumerate(listed)
                 ),
@@ -150,7 +149,12 @@ def rows(part: str, num: int, filler: int = 0, items: int | None = None) -> list
     return made
 
 
-def fields(text: str, answer: str) -> list[tuple[int, int, bool]]:
+def _asked(solution: str) -> dict[str, str]:
+    """The value of each key; filler has no colon."""
+    return dict(line.split(": ") for line in solution.split("\n") if ":" in line)
+
+
+def fields(text: str, solution: str) -> list[tuple[int, int, bool]]:
     """Where each field's value stands in a completion, and whether it is right; a field is a line with a colon.
 
     A line whose key was not asked, or was answered before, is wrong as a whole. Fields are found by key, not by
@@ -159,7 +163,7 @@ def fields(text: str, answer: str) -> list[tuple[int, int, bool]]:
     >>> fields("cat: cats\\nfox: foxes\\nox: oxes", "mouse: mice\\ncat: cats\\nox: oxen")
     [(4, 9, True), (10, 20, False), (24, 29, False)]
     """
-    wanted = dict(line.split(": ") for line in answer.split("\n"))
+    wanted = _asked(solution)
     found = list[tuple[int, int, bool]]()
     for line in re.finditer(r"[^\n]*:[^\n]*", text):
         key, _, value = line[0].partition(":")
@@ -171,7 +175,7 @@ def fields(text: str, answer: str) -> list[tuple[int, int, bool]]:
 
 def reward(
     completions: Sequence[Completion],
-    answer: Sequence[str],
+    solution: Sequence[str],
     log_extra: Callable[[str, list[Any]], object] = lambda name, values: None,
     **columns: Any,
 ) -> list[float]:
@@ -179,14 +183,14 @@ def reward(
 
     Logs which fields are right as ``step_scores``, which ``FieldTruth`` alone reads.
 
-    >>> reward(["a: 1\\nb: 3", "", "b: 2\\na: 1\\nc: 9"], answer=["a: 1\\nb: 2"] * 3)
+    >>> reward(["a: 1\\nb: 3", "", "b: 2\\na: 1\\nc: 9"], solution=["a: 1\\nb: 2"] * 3)
     [0.5, 0.0, 1.0]
     """
-    found = [fields(*pair) for pair in zip(final_texts(completions, columns), answer, strict=True)]
+    found = [fields(*pair) for pair in zip(final_texts(completions, columns), solution, strict=True)]
     log_extra("step_scores", [[[begin, end, float(right)] for begin, end, right in each] for each in found])
     return [
-        sum(right for _, _, right in each) / len(wanted.split("\n"))
-        for each, wanted in zip(found, answer, strict=True)
+        sum(right for _, _, right in each) / len(_asked(text))
+        for each, text in zip(found, solution, strict=True)
     ]
 
 

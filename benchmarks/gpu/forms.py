@@ -244,7 +244,7 @@ def sampled_share(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]]) ->
     out = model.generate(**inputs.to(model.device), max_new_tokens=176, do_sample=True, top_k=0)
     model.train()
     answers = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    return statistics.fmean(forms.reward(answers, [row["answer"] for row in rows]))
+    return statistics.fmean(forms.reward(answers, [row["solution"] for row in rows]))
 
 
 if __name__ == "__main__":

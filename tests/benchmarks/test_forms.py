@@ -22,20 +22,20 @@ def test_no_item_of_the_warm_up_is_asked_again(family):
 def test_the_solution_earns_everything_and_a_quarter_false_three_quarters():
     [row] = forms.rows("test", 1)
     texts = [row["solution"], row["quarter_false"], row["sentences"]]
-    assert forms.reward(texts, [row["answer"]] * 3) == [1.0, 0.75, 0.0]
+    assert forms.reward(texts, [row["solution"]] * 3) == [1.0, 0.75, 0.0]
 
 
 def test_filler_between_fields_changes_neither_place_nor_pay():
     [row] = forms.rows("test", 1, filler=2)
     assert row["solution"].count("\nnext\nnext\n") == forms.FIELDS - 1
-    assert forms.reward([row["solution"]], [row["answer"]]) == [1.0]
+    assert forms.reward([row["solution"]], [row["solution"]]) == [1.0]
 
 
 def test_a_line_that_is_left_out_makes_no_other_wrong():
     [row] = forms.rows("test", 1)
     _, *others = row["solution"].splitlines()
-    assert forms.reward(["\n".join(others)], [row["answer"]]) == [1 - 1 / forms.FIELDS]
-    twice = forms.fields("\n".join([*others, others[0]]), row["answer"])
+    assert forms.reward(["\n".join(others)], [row["solution"]]) == [1 - 1 / forms.FIELDS]
+    twice = forms.fields("\n".join([*others, others[0]]), row["solution"])
     assert [right for _, _, right in twice] == [True] * len(others) + [False]
 
 
