@@ -121,7 +121,9 @@ def test_a_base_model_without_a_chat_template_is_one_line(used, tiny_model):
     (model / "chat_template.jinja").unlink()
     assert AutoTokenizer.from_pretrained(model).chat_template is None
     words = ["--model", "base", "--output_dir", "untemplated", "--max_steps", "1"]
-    one_line(call(*words), "chat_template_path: the prompts are messages, and", "text prompts (chat: false)")
+    teacher = ["teacher", "--config", "run.yaml", "--model", "base", "--credit", "gear"]
+    for done in (call(*words), gear(*teacher, cwd=folder)):
+        one_line(done, "chat_template_path: the prompts are messages, and", "text prompts (chat: false)")
     done = call(*words, "--chat", "false", "--reward", "math")
     assert done.returncode == 0, done.stderr
 
