@@ -63,7 +63,6 @@ class Tasks:
         ),
         "six tool calls, graded (0.84M)": ("errands_ten",),
         "four codes to look up, right or wrong (0.84M)": ("codebook_exact",),
-        "24 facts to recall, graded (135M)": ("forms_gate",),
         "five sums, graded (135M)": ("sums_32_same_rate", "sums_32"),
         "word problems, right or wrong (135M)": ("bare",),
     }
@@ -331,7 +330,12 @@ TABLES: dict[str, Table | Tasks] = {
         },
     ),
     "step_scores": Table(("step_scores",), {"share right": mean, "difference to GRPO": gain}, STEP_SCORES),
-    "forms": Table(("forms_gate",), SEEDS, named("uniform", "oracle"), first="share right"),
+    "forms": Table(
+        ("forms_gate",),
+        SEEDS,
+        {**named("uniform"), "oracle": "perfect credit (`FieldTruth`)"},
+        first="share right",
+    ),
     "sums_32": Table(
         ("sums_32",), {**SEEDS, "in other words": beside("words")}, ON_SUMS, first="share right"
     ),
