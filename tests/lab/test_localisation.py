@@ -105,10 +105,11 @@ def test_means_with_intervals():
         Located(auc=0.75, share=0.75, lift=3.0, rank=1.0, distance=3),
     ]
     left = ["no_fault", "not_finite", "not_finite", "fallback"]
-    found = localisation("gear", [*rows, *left], "floor", rows[:1])
-    assert (found["name"], found["role"], found["n"]) == ("gear", "floor", 3)
+    found = localisation([*rows, *left], "floor", rows[:1])
+    assert (found["role"], found["n"], found["with_choices"], found["with_onset"]) == ("floor", 3, 1, 2)
     assert found["left_out"] == {"no_fault": 1, "all_fault": 0, "not_finite": 2, "fallback": 1}
-    means = [found[name][0] for name in ("auc", "share", "lift", "rank", "distance", "auc_choices")]
+    means = [found[name] for name in ("auc", "share", "lift", "rank", "distance", "auc_choices")]
     assert means == pytest.approx([0.75, 0.5, 2.0, 2.0, 1.5, 1.0])
-    assert 0.5 <= found["auc"][1].low < 0.75 < found["auc"][1].high <= 1.0
+    low, high = found["auc_interval"]
+    assert 0.5 <= low < 0.75 < high <= 1.0
     json.dumps(found, allow_nan=False)
