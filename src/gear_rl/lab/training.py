@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -117,12 +116,6 @@ class _HeldOut:
     others: dict[str, list[dict[str, Any]]]
     """Further tiers, which are shown beside."""
 
-    @property
-    def digest(self) -> str:
-        """Of the problems."""
-        shown = [json.dumps([row["prompt"], row.get("answer")], sort_keys=True) for row in self.problems]
-        return sha256("\n".join(shown).encode()).hexdigest()
-
     def solve_rows(self, rows: list[dict[str, Any]], samples: int = 1) -> list[list[float]]:
         """Their rewards in each of ``samples`` samplings."""
         return sampled_rewards(self.solve, rows, seed=self.spec.seed, samples=samples)
@@ -164,8 +157,8 @@ def _train_cell(spec: Spec, folder: Path, tell: Callable[[float], object]) -> Ce
             steps=spec.steps,
             count=len(held_out.problems) if spec.between else 0,
         )
-        own = "" if spec.run is None else f"-{digest(spec.run)[:8]}"
-        stem = f"before-{held_out.digest[:16]}{own}-seed{spec.seed}-samples{spec.samples}"
+        names = ("task", "tier", "run", "first", "n_eval", "samples", "between", "seed")
+        stem = f"before-{digest({name: getattr(spec, name) for name in names})[:16]}"
         loaded = time.perf_counter()
         before = _measure_once(folder / f"{stem}.json", held_out.measure_rewards)
         ready = time.perf_counter()
