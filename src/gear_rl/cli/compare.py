@@ -136,7 +136,7 @@ def compare(
         typer.echo(findings.model_dump_json(indent=1))
     else:
         out_console.print(verdict_table(findings))
-    say(f"wrote {out}/{RUNS}, report.html and plots")
+    say(f"wrote {out}/{RUNS} and report.html")
     failed = sum(cell.error is not None for cell in cells)
     if failed:
         say(f"{failed} runs failed; run the same command again")

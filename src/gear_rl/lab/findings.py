@@ -1,4 +1,4 @@
-"""The findings of a comparison: their file, one HTML page and PNG files.
+"""The findings of a comparison: their file, and one HTML page with the figures.
 
 The page needs no script, no font and no network. docs/laboratory.md describes the file.
 """
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from gear_rl.files import replace_file
 from gear_rl.lab.cells import RUNS, Cell, Frozen, Outcome, plain_fields
-from gear_rl.lab.plots import drawings, inline_svg, write_png
+from gear_rl.lab.plots import drawings, inline_svg
 from gear_rl.lab.verdict import Comparison, Verdict, compare
 
 
@@ -79,11 +79,9 @@ def read_runs(path: Path) -> Findings:
 
 
 def save(findings: Findings, folder: Path) -> None:
-    """Write the runs, the page and the figures of a comparison, each in one step."""
+    """Write the runs and the page of a comparison, each in one step."""
     write_runs(findings, folder / RUNS)
     save_report(findings, folder / "report.html")
-    for figure in drawings(findings):
-        write_png(figure, folder / "plots" / f"{figure.stem}.png")
 
 
 def save_report(findings: Findings, out: Path) -> None:
