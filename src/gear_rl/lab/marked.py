@@ -96,20 +96,13 @@ def marked_material(
     _check_cases(cases, aside, path)
     if aside:
         say(f"{len(aside)} of {len(aside) + len(cases)} lines are set aside")
-    # The context of the next line that has another one; without those where there is none.
-    others = wrong_contexts([], [str(case.row["privileged_context"]) for case in cases], [], "shuffled")
-    blind = [
-        replace(case, row=case.row | {"privileged_context": text})
-        for case, text in zip(cases, others, strict=True)
-        if text is not None
-    ]
     engine, config = loaded()
     return Material(
         engine=engine,
         config=config,
         batch=batch,
         pairs=[_pair(case, engine) for case in cases],
-        blind=[_pair(case, engine) for case in blind],
+        blind=[_pair(case, engine) for case in _blind_cases(cases)],
         rewards=lambda pairs, credit: torch.tensor([[0.0], [1.0]] * len(pairs)),
         about={
             "what": "absolute credit on completions with one marked fault",
@@ -155,6 +148,16 @@ def _check_cases(cases: Sequence[Case], aside: Sequence[Mapping[str, Any]], path
         raise InputError(
             f"--data: {path}: prompt is text in some lines and messages in others; leave out --chat"
         )
+
+
+def _blind_cases(cases: Sequence[Case]) -> list[Case]:
+    """With the context of the next line that has another one; without those where there is none."""
+    others = wrong_contexts([], [str(case.row["privileged_context"]) for case in cases], [], "shuffled")
+    return [
+        replace(case, row=case.row | {"privileged_context": text})
+        for case, text in zip(cases, others, strict=True)
+        if text is not None
+    ]
 
 
 def _load(run: RunConfig, batch: int) -> tuple[LocalEngine, CreditConfig]:
