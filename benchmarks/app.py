@@ -175,7 +175,7 @@ def curves(
         Path, typer.Option(help="Folder of the runs; what is finished there is not run again.")
     ] = Path("runs/curves"),
     plots: Annotated[
-        Path | None, typer.Option(help="Folder for curves_decisions.png and curves_rollouts.png.")
+        Path | None, typer.Option(help="Folder for curves_decisions.svg and curves_rollouts.svg.")
     ] = None,
     as_json: AsJson = False,
     out: Out = None,
@@ -198,7 +198,8 @@ def curves(
             replace_file(out, (json.dumps(result, indent=1) + "\n").encode())
         for axis in experiment.AXES:
             if plots is not None and experiment.curve(result, axis):
-                experiment.draw(result, axis, plots / f"curves_{axis}.png")
+                drawn = experiment.gains_svg(result, axis)
+                replace_file(plots / f"curves_{axis}.svg", drawn.encode())
     deliver(result, experiment.curves_cells, out, as_json)
 
 

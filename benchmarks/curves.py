@@ -8,6 +8,7 @@ of rollouts stays.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from benchmarks.results import Cells
 from benchmarks.tables import lines_of
 from gear_rl.cli.compare import run_plan_with_bar
 from gear_rl.lab.comparison import findings_of, plan_of
-from gear_rl.view.picture import figure_style, write_figure
+from gear_rl.view.figures import style_axes, svg_of
 
 METHODS = "gear,shuffled,random_onsets,rlsd,oar_g,entropy_forks"
 TASK, TOTAL = "codebook", 640
@@ -141,36 +142,36 @@ def _lost(verdict: Mapping[str, Any]) -> str:
     return f", {lost} lost" if lost else ""
 
 
-def draw(result: Mapping[str, Any], axis: str, file: Path) -> None:
-    """Gain over GRPO along one axis, with intervals; ``.png`` or ``.svg``."""
+def gains_svg(result: Mapping[str, Any], axis: str) -> str:
+    """Gain over GRPO along one axis, with intervals."""
+    return svg_of(partial(_figure, curve(result, axis), axis))
+
+
+def _figure(there: Sequence[Mapping[str, Any]], axis: str) -> Any:
     from matplotlib.figure import Figure
 
-    there = curve(result, axis)
-    with figure_style():
-        figure: Any = Figure(figsize=(6.4, 3.8), layout="constrained")
-        plot = figure.subplots()
-        methods = methods_of(there)[1:]
-        others = iter(_OTHERS * len(methods))
-        for n, method in enumerate(methods):
-            colour, marker = _LOOKS.get(method) or (next(others), "D")
-            shown = [(p[axis], v) for p in there for v in p["verdicts"] if v["method"] == method]
-            shown = [(x, v) for x, v in shown if v["difference"] is not None]
-            # Side by side, or the intervals of one place would hide each other.
-            places = [x * 1.025 ** (n - len(methods) / 2) for x, _ in shown]
-            gains = [v["difference"] for _, v in shown]
-            plot.plot(places, gains, color=colour, marker=marker, ms=5, lw=1.3, label=method)
-            for x, (_, v) in zip(places, shown, strict=True):
-                if v["difference_interval"] is not None:
-                    plot.plot([x, x], v["difference_interval"], color=colour, lw=1, alpha=0.5)
-        plot.axhline(0, color="#808080", lw=0.8, ls=(0, (3, 3)), zorder=0)
-        plot.set_xscale("log", base=2)
-        plot.set_xticks([p[axis] for p in there], [str(p[axis]) for p in there])
-        plot.minorticks_off()
-        # Every mean fits; an interval of three seeds may not.
-        gaps = [v["difference"] for p in there for v in p["verdicts"] if v["difference"] is not None] + [0.0]
-        plot.set_ylim(min(gaps) - 0.1, max(gaps) + 0.1)
-        plot.set_xlabel(AXES[axis])
-        plot.set_ylabel("share right, difference to GRPO")
-        plot.spines[["top", "right"]].set_visible(False)
-        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-        write_figure(figure, file)
+    figure: Any = Figure(figsize=(6.4, 3.8), layout="constrained")
+    plot = figure.subplots()
+    methods = methods_of(there)[1:]
+    others = iter(_OTHERS * len(methods))
+    for n, method in enumerate(methods):
+        colour, marker = _LOOKS.get(method) or (next(others), "D")
+        shown = [(p[axis], v) for p in there for v in p["verdicts"] if v["method"] == method]
+        shown = [(x, v) for x, v in shown if v["difference"] is not None]
+        # Side by side, or the intervals of one place would hide each other.
+        places = [x * 1.025 ** (n - len(methods) / 2) for x, _ in shown]
+        gains = [v["difference"] for _, v in shown]
+        plot.plot(places, gains, color=colour, marker=marker, ms=5, lw=1.3, label=method)
+        for x, (_, v) in zip(places, shown, strict=True):
+            if v["difference_interval"] is not None:
+                plot.plot([x, x], v["difference_interval"], color=colour, lw=1, alpha=0.5)
+    plot.axhline(0, color="#808080", lw=0.8, ls=(0, (3, 3)), zorder=0)
+    plot.set_xscale("log", base=2)
+    plot.set_xticks([p[axis] for p in there], [str(p[axis]) for p in there])
+    plot.minorticks_off()
+    # Every mean fits; an interval of three seeds may not.
+    gaps = [v["difference"] for p in there for v in p["verdicts"] if v["difference"] is not None] + [0.0]
+    plot.set_ylim(min(gaps) - 0.1, max(gaps) + 0.1)
+    style_axes(plot, "", AXES[axis], "share right, difference to GRPO")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    return figure

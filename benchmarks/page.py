@@ -12,7 +12,8 @@ from benchmarks.step import step_cells
 from benchmarks.tables import RESULTS, TABLES
 from gear_rl.cli.methods import COSTS
 from gear_rl.lab.findings import read_runs
-from gear_rl.lab.plots import drawings, write_png
+from gear_rl.lab.plots import drawings
+from gear_rl.view.figures import svg_of
 
 ROOT = RESULTS.parent
 MEASURED = {
@@ -58,7 +59,7 @@ def renew_pages() -> list[Path]:
     """Write all pages and their figures anew."""
     for name in FIGURES:
         final, *_ = drawings(read_runs(RESULTS / f"{name}.jsonl"))
-        write_png(final, ROOT / "docs" / "results" / f"{name}.png")
+        (ROOT / "docs" / "results" / f"{name}.svg").write_text(svg_of(final.draw), encoding="utf-8")
     paths = [ROOT / page for page in PAGES]
     for path in paths:
         path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -48,6 +48,7 @@ ON_REQUEST = {"signals/transport.py": {"ot"}, "signals/steps.py": {"transformers
 """Libraries that one file of those packages may import, inside a function: POT solves transport, transformers
 loads a process reward model."""
 TESTED_ELSEWHERE = {
+    "cli/app": "cli/test_console.py",
     "cli/compare": "lab/test_comparison.py",
     "cli/export": "runs/test_launch_files.py",
     "cli/model": "runs/test_model_wheels.py",
@@ -55,6 +56,7 @@ TESTED_ELSEWHERE = {
     "cli/starters/tools/environment": "cli/test_init.py",
     "cli/teacher": "lab/test_teacher_scores.py",
     "credit/plan": "credit/test_credit_step.py",
+    "credit/result_records": "engines/test_trl_agents.py",
     "engines/verl/worker": "verl_cpu/test_sharded.py",
     "lab/sft": "lab/test_run_plan.py",
     "runs/tiny_model": "test_docs.py",

@@ -9,9 +9,9 @@ NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
 
 
 def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
-    shown = list[Path]()
+    shown = list[str]()
     display = ModuleType("IPython.display")  # Jupyter's own, which only shows
-    vars(display).update(display=shown.append, Image=lambda file, width: Path(file), SVG=Path)
+    vars(display).update(display=shown.append, SVG=str)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     monkeypatch.chdir(tmp_path)
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
@@ -19,6 +19,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
     names = SimpleNamespace()
     for cell in code:
         exec(cell.replace("STEPS = 20", "STEPS = 5"), vars(names))
-    assert [file.read_bytes()[1:4] for file in shown] == [b"PNG", b"svg"]
+    curves, file = shown
+    assert curves.startswith("<svg") and Path(file).read_text().startswith("<svg")
     assert names.trainer.state.global_step == names.plain.state.global_step == 5
     assert "gear " in capsys.readouterr().out

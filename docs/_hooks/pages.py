@@ -4,6 +4,7 @@ No copy of them is in the repository: each is made when the site is built. Links
 (`docs/data.md`, `../examples/chain.yaml`), so that they work there, and are turned here to the page of the site.
 """
 
+import base64
 import json
 import posixpath
 import re
@@ -99,8 +100,9 @@ def notebook(text: str) -> str:
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
-            if "image/png" in data:
-                parts.append(f"![What the cell shows](data:image/png;base64,{data['image/png'].strip()})")
+            if "image/svg+xml" in data:
+                drawn = base64.b64encode("".join(data["image/svg+xml"]).encode()).decode()
+                parts.append(f"![What the cell shows](data:image/svg+xml;base64,{drawn})")
             else:
                 parts.append(f"```text\n{''.join(data.get('text/plain') or output['text']).strip()}\n```")
     return "\n\n".join(parts)

@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks import word_problems
 from benchmarks import words as experiment
-from gear_rl.lab.marked import Marked, read_marked
-from gear_rl.runs.run_config import load_config
+from gear_rl.lab.marked import marked_material
 
 ROW = {
     "prompt": "Anna has 17 pens ...",
@@ -42,9 +41,8 @@ def test_a_line_marks_the_first_wrong_digit_and_the_results(tmp_path):
     assert [WRONG[d["start"] : d["end"]] for d in line["decisions"]] == ["26", "22"]
     file = tmp_path / "wrong.jsonl"
     file.write_text(json.dumps(line))
-    run = load_config(None, ["--model", "arena", "--dataset", "arena", "--reward", "arena"])
-    [one], _ = read_marked(file, run)
-    assert isinstance(one, Marked) and one.other == ROW["solution"] and len(one.decisions) == 2
+    [pair] = marked_material(file, "arena").pairs
+    assert pair.messages[1][0]["content"] == ROW["solution"] and any(pair.case.choices)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Progress where no terminal shows a bar."""
+"""The lines of a run's progress."""
 
 import io
 import time

@@ -14,7 +14,6 @@ from engines.running import history, trained, trainer_of
 from gear_rl.engines.models import load_causal_lm
 from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.evaluation import leave_no_trace
-from gear_rl.lab.sampling import serving
 from gear_rl.methods import Gear
 from gear_rl.model.teacher import AdapterFreeTeacher, CopyTeacher
 from gear_rl.runs.run_config import RunConfig
@@ -46,7 +45,8 @@ def logprobs(trainer) -> tuple[torch.Tensor, torch.Tensor]:
     records: list[Any] = []
     trainer.record_subscribers = [records.extend]
     trainer.model.train()  # credit is assigned in training only
-    with serving(trainer, 2, lambda rollouts, _: [turns[b] for b in rollouts]), leave_no_trace(trainer):
+    trainer._generate_single_turn = lambda *_, **__: (turns, None)
+    with leave_no_trace(trainer):
         trainer._generate_and_score_completions([dict(ROW), dict(ROW)])
     return tuple(torch.tensor(records[0].signals[name]) for name in ("student_logprob", "teacher_logprob"))
 

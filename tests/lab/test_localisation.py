@@ -1,11 +1,9 @@
-"""Finding a planted fault: numbers by hand, a slow twin for every measure, and what is not counted."""
+"""Finding a planted fault: numbers by hand, and what is not counted."""
 
 import json
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gear_rl.lab.localisation import Located, localisation, locate
 
@@ -56,48 +54,6 @@ def test_what_is_not_counted_has_its_reason(score, fault, mask, reason):
     assert one(score, fault, mask) == reason
 
 
-def slow(score: list[float], fault: list[bool], mask: list[bool], onset: list[bool]) -> Located | None:
-    tokens = [t for t in range(len(mask)) if mask[t]]
-    faulty, others = [t for t in tokens if fault[t]], [t for t in tokens if not fault[t]]
-    if not faulty or not others:
-        return None
-    wins, slack = 0.0, 1e-5 * max(abs(score[t]) for t in tokens)
-    for t in faulty:
-        for u in others:
-            wins += 1.0 if score[t] > score[u] + slack else 0.0 if score[t] < score[u] - slack else 0.5
-    mass = sum(abs(score[t]) for t in tokens)
-    even = len(faulty) / len(tokens)
-    share = sum(abs(score[t]) for t in faulty) / mass if mass else even
-    ranks = []
-    for t in faulty:
-        higher = sum(score[u] > score[t] + slack for u in tokens)
-        equal = sum(abs(score[u] - score[t]) <= slack for u in tokens)
-        ranks.append(higher + (1 + equal) / 2)
-    gaps = [abs(tokens.index(t) - tokens.index(u)) for t in faulty for u in tokens if onset[u]]
-    return Located(
-        auc=wins / len(faulty) / len(others),
-        share=share,
-        lift=share / even,
-        rank=min(ranks),
-        distance=min(gaps) if gaps else None,
-    )
-
-
-ROWS = st.lists(st.tuples(st.integers(-2, 3), st.booleans(), st.booleans(), st.booleans()), max_size=12)
-
-
-@given(ROWS)
-def test_every_measure_is_the_loop(row):
-    score = [float(values[0]) for values in row]
-    fault, mask, onset = ([values[k] for values in row] for k in (1, 2, 3))
-    found = locate(score, fault, mask, onset)
-    expected = slow(score, fault, mask, onset)
-    if expected is None:
-        assert found in ("no_fault", "all_fault")
-    else:
-        assert found._asdict() == pytest.approx(expected._asdict())
-
-
 def test_means_with_intervals():
     rows = [
         Located(auc=1.0, share=0.5, lift=2.0, rank=1.0, distance=0),
@@ -105,10 +61,11 @@ def test_means_with_intervals():
         Located(auc=0.75, share=0.75, lift=3.0, rank=1.0, distance=3),
     ]
     left = ["no_fault", "not_finite", "not_finite", "fallback"]
-    found = localisation("gear", [*rows, *left], "floor", rows[:1])
-    assert (found["name"], found["role"], found["n"]) == ("gear", "floor", 3)
+    found = localisation([*rows, *left], "floor", rows[:1])
+    assert (found["role"], found["n"], found["with_choices"], found["with_onset"]) == ("floor", 3, 1, 2)
     assert found["left_out"] == {"no_fault": 1, "all_fault": 0, "not_finite": 2, "fallback": 1}
-    means = [found[name][0] for name in ("auc", "share", "lift", "rank", "distance", "auc_choices")]
+    means = [found[name] for name in ("auc", "share", "lift", "rank", "distance", "auc_choices")]
     assert means == pytest.approx([0.75, 0.5, 2.0, 2.0, 1.5, 1.0])
-    assert 0.5 <= found["auc"][1].low < 0.75 < found["auc"][1].high <= 1.0
+    low, high = found["auc_interval"]
+    assert 0.5 <= low < 0.75 < high <= 1.0
     json.dumps(found, allow_nan=False)

@@ -8,8 +8,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from gear_rl.lab.marked import EXAMPLE, read_marked, token_span
-from gear_rl.runs.run_config import RunConfig
+from engines import tiny
+from gear_rl.errors import InputError
+from gear_rl.lab.marked import EXAMPLE, marked_material, token_span
 
 
 def byte_level() -> PreTrainedTokenizerFast:
@@ -49,26 +50,31 @@ def written(folder: Path, *rows: Any) -> Path:
     return file
 
 
-def read(folder: Path, *rows: Any, n: int | None = None, **settings: Any):
-    run = RunConfig(model="m", dataset="d", **settings)
-    return read_marked(written(folder, *rows), run, n)
+def places(case: Any, where: Any) -> str:
+    return tiny.tokenizer().decode([case.faulty[0][t] for t in where])
 
 
-def test_a_line_is_read_also_from_other_columns(tmp_path):
+def test_a_line_is_read_also_from_other_columns(tmp_path, tiny_model):
     marks = [{"start": 10, "end": 12}, {"text": "= 50"}]
-    [one], _ = read(tmp_path, GOOD | {"decisions": marks})
-    assert one.completion[one.start : one.end] == "= 52"
-    assert [one.completion[slice(*span)] for span in one.decisions] == ["52", "= 50"]
+    material = marked_material(written(tmp_path, GOOD | {"decisions": marks}), tiny_model)
+    [case] = [pair.case for pair in material.pairs]
+    assert places(case, range(len(case.choices))) == GOOD["completion"] + "<|im_end|>"
+    assert places(case, case.fault) == "= 52"
+    assert places(case, [t for t, choice in enumerate(case.choices) if choice]) == "52= 50"
     prompt = [{"role": "user", "content": "12 + 30 - 2"}]
-    assert one.row == {"prompt": prompt, "privileged_context": "12 + 30 = 42, 42 - 2 = 40"}
-    assert (one.line, one.other, one.other_from) == (1, GOOD["solution"], "solution")
+    assert case.row == {"prompt": prompt, "privileged_context": "12 + 30 = 42, 42 - 2 = 40"}
+    assert material.about["other_completion"] == {"solution": 1}
     said = [{"role": "assistant", "content": "it is 3"}]
     sample = {"text": said, "bad": {"start": 6, "end": 7}}
     row = {"question": "1 + 1", "sample": sample, "gold": 2, "correct": "2"}
     columns = {"prompt": "question", "completion": "sample.text", "fault": "sample.bad", "answer": "gold"}
-    [one], _ = read(tmp_path, row, columns=columns, chat=False)
-    assert (one.completion, one.start, one.end, one.row["prompt"]) == ("it is 3", 6, 7, "1 + 1")
-    assert (one.other, one.other_from, one.row["privileged_context"]) == ("2", "correct", "2")
+    words = [word for new, old in columns.items() for word in (f"--columns.{new}", old)]
+    file = written(tmp_path, row)
+    material = marked_material(file, tiny_model, words=[*words, "--chat", "false"])
+    [case] = [pair.case for pair in material.pairs]
+    assert places(case, case.fault) == " 3" and case.row == {"prompt": "1 + 1", "privileged_context": "2"}
+    assert tiny.tokenizer().decode(case.right[0]) == "2<|im_end|>"
+    assert material.about["other_completion"] == {"correct": 1}
 
 
 @pytest.mark.parametrize(
@@ -81,8 +87,21 @@ def test_a_line_is_read_also_from_other_columns(tmp_path):
         ({"completion": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "tool calls"),
     ],
 )
-def test_a_line_of_no_use_is_set_aside_and_the_others_stay(tmp_path, change, reason):
-    marked, aside = read(tmp_path, GOOD, "", GOOD | change, GOOD, "no JSON is read any more", n=2)
-    assert [one.line for one in marked] == [1, 4]
-    [(line, why)] = aside
-    assert line == 3 and reason in why
+def test_a_line_of_no_use_is_set_aside_and_the_others_stay(tmp_path, tiny_model, change, reason):
+    file = written(tmp_path, GOOD, "", GOOD | change, GOOD, "no JSON is read any more")
+    material = marked_material(file, tiny_model, n=2)
+    assert len(material.pairs) == material.about["n"] == 2
+    [aside] = material.about["set_aside"]
+    assert aside["line"] == 3 and reason in aside["reason"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([""], "has no line; write one JSON object per line"),
+        ([{"prompt": "x"}, GOOD | {"fault": 9}], "can be used; line 1: completion: missing"),
+    ],
+)
+def test_a_file_of_no_use_is_refused_before_a_model_is_loaded(tmp_path, rows, why):
+    with pytest.raises(InputError, match=f"^--data: .*mine.jsonl {why}"):
+        marked_material(written(tmp_path, *rows), "no/model")

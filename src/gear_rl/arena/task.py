@@ -102,9 +102,8 @@ class Case:
     right: list[list[int]]
     fault: Collection[int]
     """The places of the fault in the faulty completion, tool answers included."""
-    choices: tuple[bool, ...] = ()
-    """Whether each token of the faulty completion, tool answers included, is a decision and not form. Empty where
-    unknown."""
+    choices: tuple[bool, ...]
+    """Whether each token of the faulty completion, tool answers included, is a decision and not form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,6 +10,7 @@ import typer
 from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
+from rich.table import Table
 
 from gear_rl.arena.task import TELLING_TASK
 from gear_rl.cli.console import (
@@ -24,7 +25,6 @@ from gear_rl.cli.console import (
     refuse_words,
     say,
     show_log,
-    table_of,
 )
 from gear_rl.cli.score import TASK_HELP, TIER_HELP
 from gear_rl.errors import InputError
@@ -136,7 +136,7 @@ def compare(
         typer.echo(findings.model_dump_json(indent=1))
     else:
         out_console.print(verdict_table(findings))
-    say(f"wrote {out}/{RUNS}, report.html and plots")
+    say(f"wrote {out}/{RUNS} and report.html")
     failed = sum(cell.error is not None for cell in cells)
     if failed:
         say(f"{failed} runs failed; run the same command again")
@@ -209,8 +209,12 @@ def verdict_table(findings: "Findings") -> Group:
         f"{settings['place']} ({settings['use']}): {c.steps} steps of {settings['rollouts']} "
         f"rollouts, {settings['n_eval']} held-out problems, {settings['samples']} sampled answers each"
     )
-    table = table_of(title, rows, left=("method", f"{c.level:.0%}", "of the oracle's"))
-    table.box, table.pad_edge = box.SIMPLE, False
+    table = Table(title=title, box=box.SIMPLE, pad_edge=False)
+    for column in rows[0]:
+        is_text = column in ("method", f"{c.level:.0%}", "of the oracle's")
+        table.add_column(column, justify="left" if is_text else "right")
+    for row in rows:
+        table.add_row(*row.values())
     verdicts = [f"{escape(v.method)}: {v.words}{_at_its_rate(v, c.baseline)}" for v in c.verdicts[1:]]
     if c.advice:
         verdicts.append(f"For a verdict {c.advice}.")

@@ -1,4 +1,4 @@
-"""What the commands share: consoles, options, one-line errors, exit codes of signals, progress and tables."""
+"""What the commands share: consoles, options, one-line errors, exit codes of signals and progress."""
 
 import logging
 import os
@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import Progress
-from rich.table import Table
 
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.view.terminal import visible_text
@@ -160,16 +159,6 @@ def progress_bar(console: Console, what: str = "") -> Generator[Callable[[str, f
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         yield advance
-
-
-def table_of(title: str, rows: list[dict[str, str]], left: tuple[str, ...]) -> Table:
-    """A table for the terminal, one column for each key of the first row; all but ``left`` are numbers."""
-    table = Table(title=title)
-    for column in rows[0]:
-        table.add_column(column, justify="left" if column in left else "right")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
 
 
 def number_or_dash(value: float | None, digits: int = 3) -> str:

@@ -69,8 +69,7 @@ def train(
         from gear_rl.runs.smoke import smoke as smoke_run
 
         show_log()
-        with ProgressLine(error_console) as line:
-            facts = smoke_run(chosen, [line], say=lambda text: say(f"smoke: {text}"))
+        facts = smoke_run(chosen, [ProgressLine(error_console)], say=lambda text: say(f"smoke: {text}"))
         say(f"smoke: {config or 'the run'} works: {facts}")
         return
     train_with_report(chosen, overwrite=overwrite, source=config)
@@ -90,13 +89,13 @@ def train_with_report(config: "RunConfig", *, overwrite: bool, source: Path | No
             track_credit(trainer)
 
     show_log()
-    with ProgressLine(error_console) as line:
-        try:
-            trainer = run(config, [line], overwrite=overwrite, source=source, prepare=prepare)
-        except BaseException as ended:
-            if not isinstance(ended, Exception):  # interrupted or terminated
-                ended.add_note(how_to_go_on(config))
-            raise
+    line = ProgressLine(error_console)
+    try:
+        trainer = run(config, [line], overwrite=overwrite, source=source, prepare=prepare)
+    except BaseException as ended:
+        if not isinstance(ended, Exception):  # interrupted or terminated
+            ended.add_note(how_to_go_on(config))
+        raise
     if trainer.is_world_process_zero():
         folder = trainer.args.output_dir
         page = save_run_page(Path(folder))

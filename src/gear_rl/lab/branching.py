@@ -1,11 +1,10 @@
 """True advantages where no formula gives a token's value: rollouts that branch off from it.
 
 The value of a place in a completion is the mean reward of continuations from there (VinePPO, arXiv:2410.01679).
-They go through TRL's own loop, with the trainer's tools, truncation and rewards, and share their noise.
+They go through TRL's own loop, with the trainer's truncation and rewards, and share their noise.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, cast
@@ -21,7 +20,6 @@ from gear_rl.engine import Engine
 from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.evaluation import leave_no_trace
 from gear_rl.engines.trl.rollouts import Rollouts
-from gear_rl.lab.sampling import serving
 from gear_rl.model.forwards import head_of, hidden_states
 from gear_rl.rollouts import RolloutBatch
 from gear_rl.tensor.lists import int_list
@@ -66,7 +64,7 @@ class Begun:
     prompt: tuple[int, ...]
     """The ids of the prompt."""
     written: tuple[int, ...]
-    """The ids of the completion so far, tool answers included."""
+    """The ids of the completion so far."""
     branch: int
     """The branch of the noise that it continues with; those of two rows differ."""
     row: Mapping[str, Any] = field(compare=False)
@@ -74,18 +72,16 @@ class Begun:
 
 
 class Continuations:
-    """Continues begun rollouts to their ends, through a trainer's own loop and with its own rewards.
+    """Continues begun rollouts to their ends, and rewards them as the trainer does; no tool is called.
 
-    Each is played again from its prompt: its turns so far are given, and its tools are called again. The batch
-    under way, metrics and logs do not change. ``ValueError`` for a model that sees images, for several
-    processes, and for an environment that does not repeat itself.
+    The batch under way, metrics and logs do not change. ``ValueError`` for a model that sees images, and for
+    several processes.
     """
 
     def __init__(self, trainer: GEARTrainer) -> None:
         if getattr(trainer, "_is_vlm", False):
             raise ValueError("oracle: rollouts cannot branch off where the model sees images; leave it out")
         self._trainer = trainer
-        self._environments: dict[Any, list[Any]] = {}
 
     def __call__(self, begun: Sequence[Begun], noise: SharedNoise) -> list[float]:
         """The reward of each, in order; 0 where no reward function judged it."""
@@ -96,64 +92,37 @@ class Continuations:
         rewards = [0.0] * len(begun)
         # Those of one length together: a batch then ends at about the same time.
         order = sorted(range(len(begun)), key=lambda i: (len(begun[i].written), len(begun[i].prompt)))
-        with self._apart():
+        under_way, trainer.rollouts = trainer.rollouts, Rollouts()
+        try:
             for first in range(0, len(order), size):
                 chunk = order[first : first + size]
                 some = [begun[i] for i in chunk]
-                with serving(trainer, len(chunk), partial(self._turns, some, noise)):
-                    ends = trainer.solve([one.row for one in some])
-                for i, reward in zip(chunk, ends, strict=True):
+                trainer._generate_single_turn = partial(self._completions, some, noise)
+                for i, reward in zip(chunk, trainer.solve([one.row for one in some]), strict=True):
                     rewards[i] = reward or 0.0
+        finally:
+            trainer.rollouts = under_way
+            vars(trainer).pop("_generate_single_turn", None)
         return rewards
 
-    @contextmanager
-    def _apart(self) -> Generator[None]:
-        """The batch under way keeps its state, and its environments."""
-        trainer: Any = self._trainer
-        has_environments, guard = trainer.environment_factories is not None, trainer.tool_guard
-        rollouts, pool = trainer.rollouts, trainer._environment_pool if has_environments else None
-        trainer.rollouts, answers, guard.answers = Rollouts(), guard.answers, {}
-        if pool is not None:
-            trainer._environment_pool = {name: self._environments.setdefault(name, []) for name in pool}
-        try:
-            yield
-        finally:
-            trainer.rollouts, guard.answers = rollouts, answers
-            if pool is not None:
-                trainer._environment_pool = pool
-
-    def _turns(
-        self,
-        begun: Sequence[Begun],
-        noise: SharedNoise,
-        rollouts: Sequence[int],
-        ids: Sequence[Sequence[int]],
-    ) -> list[list[int]]:
-        """The next turns: the ids that are written already, then those that each branch draws."""
+    def _completions(
+        self, begun: Sequence[Begun], noise: SharedNoise, *_: Any, **__: Any
+    ) -> tuple[list[list[int]], None]:
+        """In place of TRL's generation: the ids that are written already, then those that each branch draws."""
         trainer, tokenizer = self._trainer, self._trainer._tokenizer
-        turns: list[list[int]] = []
-        for b, so_far in zip(rollouts, ids, strict=True):
-            whole = [*begun[b].prompt, *begun[b].written]
-            if [*so_far[: len(whole)]] != whole[: len(so_far)]:
-                before, now = (tokenizer.decode([*some][-40:]) for some in (whole, so_far))
-                raise ValueError(
-                    f"environment: what was {before!r} is {now!r} where a rollout is played again; the oracle "
-                    "needs an environment that repeats itself"
-                )
-            turns.append(self._to_the_end(whole[len(so_far) :]))
-        prompts = [len(begun[b].prompt) for b in rollouts]
-        # The place in the completion of the token that each would write next.
-        places = [len(i) + len(turn) - n for i, turn, n in zip(ids, turns, prompts, strict=True)]
         limit, ends = int(cast(int, trainer.max_completion_length)), trainer.eos_token_ids
-        still = [n for n, turn in enumerate(turns) if places[n] < limit and not (turn and turn[-1] in ends)]
+        completions = [list(one.written) for one in begun]
+        still = [n for n, ids in enumerate(completions) if len(ids) < limit and not (ids and ids[-1] in ends)]
         if not still:
-            return turns
-        shown = {"input_ids": [[*ids[n], *turns[n]] for n in still]}
+            return completions, None
+        # The place in the completion of the token that each writes next.
+        places = [len(completions[n]) for n in still]
+        shown = {"input_ids": [[*begun[n].prompt, *begun[n].written] for n in still]}
         encoded: Any = tokenizer.pad(shown, padding_side="left", return_tensors="pt").to(trainer.model.device)
         width = encoded["input_ids"].shape[1]
-        branches, shift = [begun[rollouts[n]].branch for n in still], [places[n] - width for n in still]
+        branches, shift = [begun[n].branch for n in still], [place - width for place in places]
         config = GenerationConfig(
-            max_new_tokens=limit - min(places[n] for n in still),
+            max_new_tokens=limit - min(places),
             do_sample=False,
             repetition_penalty=1.0,  # the model's own file may set another
             pad_token_id=tokenizer.pad_token_id,
@@ -168,14 +137,10 @@ class Continuations:
                 [_Drawn(noise, branches, shift, float(trainer.temperature))]
             ),
         )
-        for n, row in zip(still, written[:, width:].tolist(), strict=True):
-            turns[n] = (turns[n] + self._to_the_end(row))[: limit - places[n] + len(turns[n])]
-        return turns
-
-    def _to_the_end(self, ids: list[int]) -> list[int]:
-        """Up to the token that ends the turn, if there is one."""
-        ends = self._trainer.eos_token_ids
-        return ids[: next((t + 1 for t, token in enumerate(ids) if token in ends), len(ids))]
+        for n, ids in zip(still, written[:, width:].tolist(), strict=True):
+            length = next((t + 1 for t, token in enumerate(ids) if token in ends), len(ids))
+            completions[n] = (completions[n] + ids[:length])[:limit]
+        return completions, None
 
 
 class _Drawn(LogitsProcessor):
@@ -189,12 +154,8 @@ class _Drawn(LogitsProcessor):
         return scores.float() / self.temperature + self.noise.rows(self.branches, places).to(scores.device)
 
 
-Finish = Callable[[Sequence[Begun], SharedNoise], Sequence[float]]
-"""The rewards of begun rollouts."""
-
-
 def branched_advantages(
-    trainer: Any, finish: Finish, branches: int
+    trainer: Any, branches: int
 ) -> Callable[[RolloutBatch, Engine], Float[Tensor, "B T"]]:
     """The function that estimates the true advantages of a trainer's rollouts from rewards alone, unbiased.
 
@@ -202,8 +163,10 @@ def branched_advantages(
     A branch draws the token in place ``t`` of whatever it continues with the same noise, so the noise of what
     follows cancels. A branch that draws the completion's own token is followed only from where it leaves the
     completion. The advantages of a completion sum to its reward less the mean reward of the branches from its
-    prompt. The trainer has to sample from the whole vocabulary, as it does by default.
+    prompt. The trainer has to sample from the whole vocabulary, as it does by default, and has one process, no
+    tools and no images (`Continuations`).
     """
+    finish = Continuations(trainer)
 
     def true_advantage(batch: RolloutBatch, engine: Engine) -> Float[Tensor, "B T"]:
         completions, student = batch.completions, batch.student

@@ -1,4 +1,4 @@
-"""The findings of a comparison: their file, one HTML page and PNG files.
+"""The findings of a comparison: their file, and one HTML page with the figures.
 
 The page needs no script, no font and no network. docs/laboratory.md describes the file.
 """
@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -15,10 +15,8 @@ from pydantic import ValidationError
 
 from gear_rl.files import replace_file
 from gear_rl.lab.cells import RUNS, Cell, Frozen, Outcome, plain_fields
-from gear_rl.lab.plots import drawings, inline_svg, write_png
+from gear_rl.lab.plots import drawings, inline_svg
 from gear_rl.lab.verdict import Comparison, Verdict, compare
-
-_Line = TypeVar("_Line", bound=Frozen)
 
 
 class _About(Frozen):
@@ -65,28 +63,25 @@ def read_runs(path: Path) -> Findings:
     (('uniform', 0, 'killed'),)
     """
     first, *lines = path.read_text(encoding="utf-8").splitlines()
-    head = _parse(_Head, first, 1)
-    cells = [_parse(Cell, line, number) for number, line in enumerate(lines, 2)]
+    number, cells = 1, list[Cell]()
+    try:
+        head = _Head.model_validate_json(first)
+        for line in lines:
+            number += 1
+            cells.append(Cell.model_validate_json(line))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ValueError(f"line {number}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
     return Findings(
         **{name: getattr(head, name) for name in _About.model_fields},
         comparison=compare(cells, baseline=head.baseline, ceiling=head.ceiling, outcome=head.outcome),
     )
 
 
-def _parse(kind: type[_Line], line: str, number: int) -> _Line:
-    try:
-        return kind.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"line {number}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-
-
 def save(findings: Findings, folder: Path) -> None:
-    """Write the runs, the page and the figures of a comparison, each in one step."""
+    """Write the runs and the page of a comparison, each in one step."""
     write_runs(findings, folder / RUNS)
     save_report(findings, folder / "report.html")
-    for figure in drawings(findings):
-        write_png(figure, folder / "plots" / f"{figure.stem}.png")
 
 
 def save_report(findings: Findings, out: Path) -> None:

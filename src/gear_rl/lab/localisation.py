@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gear_rl.lab.statistics import Interval, bootstrap_interval
+from gear_rl.lab.statistics import bootstrap_interval
 
 Role = Literal["method", "floor", "control", "ceiling"]
 """Floors and the ceiling frame the methods. A control should know nothing of the fault, but may find it."""
@@ -92,34 +92,37 @@ def locate(
 
 
 def localisation(
-    name: str,
-    located: Sequence[Located | str],
-    role: Role = "method",
-    among_choices: Sequence[Located | str] = (),
+    located: Sequence[Located | str], role: Role = "method", among_choices: Sequence[Located | str] = ()
 ) -> dict[str, Any]:
-    """The results of `locate` for many completions: each measure as (mean, bootstrap interval, number).
+    """The results of `locate` for many completions, for JSON: means with bootstrap intervals, to four digits.
 
     ``among_choices`` are its results with a mask of the decisions alone: over all tokens, a score that finds
     decisions is half right already. Completions count as independent: give one fault per problem.
 
-    >>> localisation("gear", ["no_fault"])["auc"]
-    (None, None, 0)
+    >>> localisation(["no_fault"])["auc"] is None
+    True
     """
     kept, chosen = ([one for one in many if isinstance(one, Located)] for many in (located, among_choices))
+    distances = [one.distance for one in kept if one.distance is not None]
     return {
-        "name": name,
         "role": role,
         "n": len(kept),
         "left_out": {reason: sum(one == reason for one in located) for reason in LEFT_OUT},
-        "auc": _estimate([one.auc for one in kept]),
-        "share": _estimate([one.share for one in kept]),
-        "lift": _estimate([one.lift for one in kept]),
-        "rank": _estimate([one.rank for one in kept]),
-        "distance": _estimate([one.distance for one in kept if one.distance is not None]),
-        "auc_choices": _estimate([one.auc for one in chosen]),
+        **_estimate("auc", [one.auc for one in kept]),
+        **_estimate("auc_choices", [one.auc for one in chosen]),
+        "with_choices": len(chosen),
+        **_estimate("share", [one.share for one in kept]),
+        **_estimate("lift", [one.lift for one in kept]),
+        **_estimate("rank", [one.rank for one in kept]),
+        **_estimate("distance", distances),
+        "with_onset": len(distances),
     }
 
 
-def _estimate(values: Sequence[float]) -> tuple[float | None, Interval | None, int]:
-    mean = math.fsum(values) / len(values) if values else None
-    return mean, bootstrap_interval(values), len(values)
+def _estimate(name: str, values: Sequence[float]) -> dict[str, Any]:
+    """The mean, and its interval; None where there are too few values."""
+    interval = bootstrap_interval(values)
+    return {
+        name: round(math.fsum(values) / len(values), 4) if values else None,
+        f"{name}_interval": None if interval is None else [round(end, 4) for end in interval],
+    }

@@ -2,14 +2,15 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gear_rl.arena.task import DEFAULT_TASK, TEMPLATE, Case, get_task
+from gear_rl.arena.task import Case
 from gear_rl.credit.contexts import privileged_context, wrong_contexts
 from gear_rl.credit.credit_config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.own_loop import LocalEngine
@@ -24,7 +25,7 @@ from gear_rl.model.forwards import max_positions
 from gear_rl.runs.machine import has_bfloat16, use_few_threads
 from gear_rl.runs.model_wheels import resolve_model
 from gear_rl.runs.run_config import RunConfig, load_config, parse_overrides
-from gear_rl.runs.trl_run import is_arena
+from gear_rl.runs.trl_run import arena_model, is_arena
 
 EXAMPLE = (
     '{"prompt": "12 + 30 - 2", "solution": "12 + 30 = 42, 42 - 2 = 40", '
@@ -45,84 +46,207 @@ SETTINGS: dict[str, Any] = {
     "teacher_model": str,
 }
 """The settings of a run that scoring reads, beside ``columns`` and ``chat``."""
+Loaded = Callable[[], tuple[LocalEngine, CreditConfig]]
+"""The engine, and what its teacher is shown; the first call loads the model."""
 
 
 class UnusableError(ValueError):
     """Why a line cannot be scored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Marked:
-    """A line of the file: a problem and a completion whose characters ``start`` to ``end`` are the fault."""
+def marked_material(
+    path: Path,
+    model: str,
+    *,
+    n: int | None = None,
+    max_tokens: int = 4096,
+    words: Sequence[str] = (),
+    say: Callable[[str], None] = lambda text: None,
+) -> Material:
+    """The first ``n`` lines that can be used of a JSON lines file (`EXAMPLE`), for a model by name or folder.
 
-    line: int
-    row: dict[str, Any]
-    """Prompt and privileged context, as the engine gets them."""
-    completion: str
-    start: int
-    end: int
-    decisions: tuple[tuple[int, int], ...]
-    """Character spans in which something is decided; empty where unknown."""
-    other: str
-    """The better completion: ``correct``, else the privileged context itself."""
-    other_from: str
-    """The column that it comes from."""
+    ``words`` are settings as ``gear train`` takes them (``--columns.prompt question``). ``say`` gets a line of
+    text for each of the first lines that cannot be used, and their number. ``InputError`` if no line is left.
 
-
-def read_marked(
-    path: Path, run: RunConfig, n: int | None = None
-) -> tuple[list[Marked], list[tuple[int, str]]]:
-    """The first ``n`` lines that can be used, and the number and reason of those set aside before them.
-
-    >>> read_marked(Path("missing.jsonl"), RunConfig(model="arena", dataset="arena"))
+    >>> marked_material(Path("mine.jsonl"), "arena", n=0)
     Traceback (most recent call last):
-    gear_rl.errors.InputError: --data: missing.jsonl does not exist
+    gear_rl.errors.InputError: --n: 0 is not possible; give 1 or more
     """
+    for option, number in (("--n", n), ("--max-tokens", max_tokens)):
+        if number is not None and number < 1:
+            raise InputError(f"{option}: {number} is not possible; give 1 or more")
+    run = _run_to_score(model, words)
+    batch = int(run.trainer.get("per_device_train_batch_size", 64 if is_arena(run.model) else BATCH))
+    loaded: Loaded = cache(lambda: _load(run, batch))  # so a file of no use is refused before
+    cases: list[Case] = []
+    better = Counter[str]()
+    aside: list[dict[str, Any]] = []
+    for number, row in _read_rows(path, run):
+        try:
+            case, other_from = _case(row, run, loaded, max_tokens)
+        except UnusableError as why:
+            aside.append({"line": number, "reason": str(why)})
+            if len(aside) <= REPORTED:
+                say(f"line {number}: {why}; set aside")
+            continue
+        cases.append(case)
+        better[other_from] += 1
+        if len(cases) == n:
+            break
+    _check_cases(cases, aside, path)
+    if aside:
+        say(f"{len(aside)} of {len(aside) + len(cases)} lines are set aside")
+    engine, config = loaded()
+    return Material(
+        engine=engine,
+        config=config,
+        batch=batch,
+        pairs=[_pair(case, engine) for case in cases],
+        blind=[_pair(case, engine) for case in _blind_cases(cases)],
+        rewards=lambda pairs, credit: torch.tensor([[0.0], [1.0]] * len(pairs)),
+        about={
+            "what": "absolute credit on completions with one marked fault",
+            "data": path.name,
+            "model": Path(model).name or model,
+            "fault": "marked",
+            "n": len(cases),
+            "other_completion": dict(better),
+            "set_aside": aside,
+        },
+    )
+
+
+def _run_to_score(model: str, words: Sequence[str]) -> RunConfig:
+    """The settings of ``words`` for a model; ``InputError`` for those that scoring does not read."""
+    for key, _ in parse_overrides(words):
+        name = key.partition(".")[0]
+        if name not in (*SETTINGS, "columns", "chat"):
+            why = did_you_mean(name, SETTINGS) if name not in RunConfig.model_fields else "nothing is trained"
+            raise InputError(f"--{key}: not possible here; {why}")
+    # The dataset is a file, which names no task of the arena.
+    named = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
+    run = load_config(None, [*named, *words], types=SETTINGS)
+    run.model = model
+    return run
+
+
+def _read_rows(path: Path, run: RunConfig) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number of each line and its columns, also under the names that the run gives them."""
     if not path.is_file():
         raise InputError(f"--data: {path} {'is no file' if path.exists() else 'does not exist'}")
-    marked: list[Marked] = []
-    aside: list[tuple[int, str]] = []
     for number, line in read_text(path):
-        row = line | {new: value_at(line, old) for new, old in run.columns.items()}
-        try:
-            marked.append(_marked_row(row, number, run))
-        except UnusableError as why:
-            aside.append((number, str(why)))
-        if len(marked) == n:
-            break
-    _check_usable(marked, aside, path)
-    if len({isinstance(one.row["prompt"], str) for one in marked}) == 2:
+        yield number, line | {new: value_at(line, old) for new, old in run.columns.items()}
+
+
+def _check_cases(cases: Sequence[Case], aside: Sequence[Mapping[str, Any]], path: Path) -> None:
+    if not cases and not aside:
+        raise InputError(f"--data: {path} has no line; write one JSON object per line, such as {EXAMPLE}")
+    if not cases:
+        first = "line {line}: {reason}".format_map(aside[0])
+        raise InputError(f"--data: none of the {len(aside)} lines of {path} can be used; {first}")
+    if len({isinstance(case.row["prompt"], str) for case in cases}) == 2:
         raise InputError(
             f"--data: {path}: prompt is text in some lines and messages in others; leave out --chat"
         )
-    return marked, aside
 
 
-def _check_usable(usable: Sequence[Any], aside: Sequence[tuple[int, str]], path: Path) -> None:
-    if not usable and not aside:
-        raise InputError(f"--data: {path} has no line; write one JSON object per line, such as {EXAMPLE}")
-    if not usable:
-        line, why = aside[0]
-        raise InputError(f"--data: none of the {len(aside)} lines of {path} can be used; line {line}: {why}")
+def _blind_cases(cases: Sequence[Case]) -> list[Case]:
+    """With the context of the next line that has another one; without those where there is none."""
+    others = wrong_contexts([], [str(case.row["privileged_context"]) for case in cases], [], "shuffled")
+    return [
+        replace(case, row=case.row | {"privileged_context": text})
+        for case, text in zip(cases, others, strict=True)
+        if text is not None
+    ]
 
 
-def _marked_row(row: Mapping[str, Any], number: int, run: RunConfig) -> Marked:
+def _load(run: RunConfig, batch: int) -> tuple[LocalEngine, CreditConfig]:
+    """The model of a run and its tokenizer, on the accelerator if there is one, and what a teacher is shown."""
+    model, tokenizer, settings = (arena_model if is_arena(run.model) else _pretrained_model)(run)
+    template = settings.pop("chat_template_kwargs", {}) | (run.trainer.get("chat_template_kwargs") or {})
+    settings |= run.trainer
+    named, teacher = settings.get("teacher_model"), None
+    if named is not None:
+        vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        dtype = {"dtype": str(model.dtype).removeprefix("torch.")}
+        teacher = load_frozen_teacher(resolve_model(named, "teacher_model"), dtype, tokenizer, vocabulary)
+    engine = LocalEngine(
+        model.eval(),
+        tokenizer,
+        chat_template_kwargs=template,
+        batch_size=settings.get("credit_batch_size") or batch,
+        temperature=settings.get("temperature", 1.0),
+        seed=settings.get("seed", 42),  # as transformers has it
+        teacher_model=teacher if teacher is None else teacher.to(model.device),
+    )
+    config = CreditConfig(**{name: settings[name] for name in settings if hasattr(CreditConfig, name)})
+    config.privileged_column = None  # read into the row already
+    return engine, config
+
+
+def _pretrained_model(run: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
+    use_few_threads(pretrained=True)
+    name = resolve_model(run.model)
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    dtype = "bfloat16" if device is not None or has_bfloat16() else "float32"
+    options = {"dtype": dtype} | dict(run.trainer.get("model_init_kwargs") or {})
+    try:
+        model, tokenizer = load_causal_lm(name, options), load_tokenizer(name)
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"--model: {error}") from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model if device is None else model.to(device), tokenizer, {}
+
+
+def _pair(case: Case, engine: LocalEngine) -> Pair:
+    decode = engine.tokenizer.decode
+    texts = [decode(ids, skip_special_tokens=True) for [ids] in (case.faulty, case.right)]
+    if not isinstance(case.row["prompt"], str):
+        texts = [[{"role": "assistant", "content": text}] for text in texts]
+    return Pair(case=case, row=case.row, messages=(texts[0], texts[1]))
+
+
+def _case(row: Mapping[str, Any], run: RunConfig, loaded: Loaded, max_tokens: int) -> tuple[Case, str]:
+    """A line's completions as ids, and the column of the better one: ``correct``, else the teacher's context."""
     for name in ("prompt", "completion", "fault"):
         if name not in row:
             raise UnusableError(f"{name}: missing; {did_you_mean(name, row)} (--columns.{name} COLUMN)")
     completion = _text(row["completion"], "completion")
-    start, end = _span(row["fault"], completion, "fault")
-    decisions = row.get("decisions") or []
+    fault = _span(row["fault"], completion, "fault")
+    shown, other_from = _shown_row(row, run)
+    other = shown["privileged_context"]
+    if row.get("correct") is not None:
+        other_from, other = "correct", _text(row["correct"], "correct")
+    decisions: Any = row.get("decisions") or []
     marks: list[Any] = decisions if isinstance(decisions, list) else [decisions]
+    spans = [_span(mark, completion, "decisions") for mark in marks]
+    engine, config = loaded()
+    tokenizer: Any = engine.tokenizer
+    wrong, better = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (completion, other))
+    _check_lengths(shown, {"completion": len(wrong), other_from: len(better)}, engine, config, max_tokens)
+    fault_tokens = token_span(tokenizer, completion, *fault)
+    if not fault_tokens or not better:
+        raise UnusableError("fault: the tokenizer does not say which tokens the marked characters are")
+    wrong, better = ([*ids, *_end_token(ids, tokenizer)] for ids in (wrong, better))
+    decided = {t for span in spans for t in token_span(tokenizer, completion, *span) or ()}
+    choices = tuple(t in decided for t in range(len(wrong)))
+    return Case(row=shown, faulty=[wrong], right=[better], fault=fault_tokens, choices=choices), other_from
+
+
+def _end_token(ids: Sequence[int], tokenizer: Any) -> list[int]:
+    end = tokenizer.eos_token_id
+    return [] if end is None or ids[-1] == end else [end]
+
+
+def _shown_row(row: Mapping[str, Any], run: RunConfig) -> tuple[dict[str, Any], str]:
+    """Prompt and privileged context, as the engine gets them, and the context's column."""
     if fault := prompt_fault(row["prompt"]):
         raise UnusableError(fault)
     context = privileged_context(row, run.trainer.get("privileged_column"))
     if context is None:
         columns = run.trainer.get("privileged_column") or ", ".join(PRIVILEGED_COLUMNS)
         raise UnusableError(f"no privileged context for the teacher; fill one of {columns}")
-    other_from, other = context
-    if row.get("correct") is not None:
-        other_from, other = "correct", _text(row["correct"], "correct")
     prompt: Any = row["prompt"]
     if run.chat and isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
@@ -130,16 +254,37 @@ def _marked_row(row: Mapping[str, Any], number: int, run: RunConfig) -> Marked:
     contrast = run.trainer.get("teacher_contrast")
     if contrast not in (None, NO_CONTRAST, *CONTRASTS):
         shown[contrast] = row.get(contrast)
-    return Marked(
-        line=number,
-        row=shown,
-        completion=completion,
-        start=start,
-        end=end,
-        decisions=tuple(_span(mark, completion, "decisions") for mark in marks),
-        other=other,
-        other_from=other_from,
-    )
+    return shown, context[0]
+
+
+def _check_lengths(
+    shown: Mapping[str, Any],
+    num_tokens: Mapping[str, int],
+    engine: LocalEngine,
+    config: CreditConfig,
+    max_tokens: int,
+) -> None:
+    """`UnusableError` for completions, of so many tokens, that do not fit behind the teacher's prompt."""
+    prompt, context = shown["prompt"], shown["privileged_context"]
+    rendered = config.teacher_prompt == "render"
+    message = config.teacher_context_message or "first"
+    try:
+        shown_prompt = render(prompt, context, config.template, message) if rendered else prompt
+        [ids] = engine.render([shown_prompt], None)
+    except Exception as error:  # a chat template may raise what it likes
+        raise UnusableError(f"prompt: cannot be shown to the teacher ({error})") from None
+    beside = len(ids)
+    if not rendered:
+        beside += len(engine.tokenizer(context, add_special_tokens=False)["input_ids"])
+    places = max_positions(engine.model.config)
+    for name, count in num_tokens.items():
+        if count > max_tokens:
+            raise UnusableError(f"{name}: {count} tokens are more than --max-tokens {max_tokens}")
+        if places is not None and beside + count > places:
+            raise UnusableError(
+                f"{name}: {beside + count} tokens with prompt and privileged context, but the model has "
+                f"{places} places"
+            )
 
 
 def _text(value: Any, name: str) -> str:
@@ -174,187 +319,6 @@ def _span(mark: Any, completion: str, name: str) -> tuple[int, int]:
                 f"{name}: {json.dumps(mark)[:80]} marks nothing of {len(completion)} characters; write "
                 '{"start": 3, "end": 7} in characters of the completion, or {"text": "..."}'
             )
-
-
-def marked_material(
-    path: Path,
-    model: str,
-    *,
-    n: int | None = None,
-    max_tokens: int = 4096,
-    words: Sequence[str] = (),
-    say: Callable[[str], None] = lambda text: None,
-) -> Material:
-    """The completions of a JSON lines file (`EXAMPLE`), for a model by name or folder.
-
-    ``words`` are settings as ``gear train`` takes them (``--columns.prompt question``). ``say`` gets a line of
-    text for each of the first lines that cannot be used, and their number. ``InputError`` if no line is left.
-
-    >>> marked_material(Path("mine.jsonl"), "arena", n=0)
-    Traceback (most recent call last):
-    gear_rl.errors.InputError: --n: 0 is not possible; give 1 or more
-    """
-    for option, number in (("--n", n), ("--max-tokens", max_tokens)):
-        if number is not None and number < 1:
-            raise InputError(f"{option}: {number} is not possible; give 1 or more")
-    run = _run_to_score(model, words)
-    settings = run.trainer
-    lines, aside = read_marked(path, run, n)
-    batch = int(settings.get("per_device_train_batch_size", 64 if is_arena(run.model) else BATCH))
-    engine = _engine(run, batch)
-    config = CreditConfig(**{name: settings[name] for name in settings if hasattr(CreditConfig, name)})
-    config.privileged_column = None  # read into the row already
-    made = _cases_of(lines, aside, lambda one: _case(one, engine, config, max_tokens))
-    for line, why in aside[:REPORTED]:
-        say(f"line {line}: {why}; set aside")
-    _check_usable(made, aside, path)
-    if aside:
-        say(f"{len(aside)} of {len(aside) + len(made)} lines are set aside")
-    cases = [case for _, case in made]
-    # The context of the next line that has another one; without those where there is none.
-    others = wrong_contexts([], [str(case.row["privileged_context"]) for case in cases], [], "shuffled")
-    blind = [
-        replace(case, row=case.row | {"privileged_context": text})
-        for case, text in zip(cases, others, strict=True)
-        if text is not None
-    ]
-    return Material(
-        engine=engine,
-        config=config,
-        batch=batch,
-        pairs=[_pair(case, engine) for case in cases],
-        blind=[_pair(case, engine) for case in blind],
-        rewards=lambda pairs, credit: torch.tensor([[0.0], [1.0]] * len(pairs)),
-        about={
-            "what": "absolute credit on completions with one marked fault",
-            "data": path.name,
-            "model": Path(model).name or model,
-            "fault": "marked",
-            "n": len(made),
-            "other_completion": dict(Counter(one.other_from for one, _ in made)),
-            "set_aside": [{"line": line, "reason": why} for line, why in sorted(aside)],
-        },
-    )
-
-
-def _cases_of(
-    lines: Sequence[Marked], aside: list[tuple[int, str]], case_of: Callable[[Marked], Case]
-) -> list[tuple[Marked, Case]]:
-    """The lines with their cases; those that cannot be used are put aside."""
-    made: list[tuple[Marked, Case]] = []
-    for one in lines:
-        try:
-            made.append((one, case_of(one)))
-        except UnusableError as why:
-            aside.append((one.line, str(why)))
-    return made
-
-
-def _run_to_score(model: str, words: Sequence[str]) -> RunConfig:
-    """The settings of ``words`` for a model; ``InputError`` for those that scoring does not read."""
-    for key, _ in parse_overrides(words):
-        name = key.partition(".")[0]
-        if name not in (*SETTINGS, "columns", "chat"):
-            why = did_you_mean(name, SETTINGS) if name not in RunConfig.model_fields else "nothing is trained"
-            raise InputError(f"--{key}: not possible here; {why}")
-    # The dataset is a file, which names no task of the arena.
-    named = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
-    run = load_config(None, [*named, *words], types=SETTINGS)
-    run.model = f"arena/{DEFAULT_TASK}" if model == "arena" else model
-    if is_arena(run.model):
-        pattern = get_task(run.model.partition("/")[2]).answer_pattern
-        run.trainer = {"teacher_prompt_template": TEMPLATE, "answer_pattern": pattern} | run.trainer
-    return run
-
-
-def _engine(run: RunConfig, batch: int) -> LocalEngine:
-    """The model of a run and its tokenizer, on the accelerator if there is one."""
-    settings = run.trainer
-    if is_arena(run.model):
-        from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load
-
-        use_few_threads()
-        model, tokenizer = load(task=run.model.partition("/")[2])
-        template = dict(CHAT_TEMPLATE_KWARGS)
-    else:
-        use_few_threads(pretrained=True)
-        name, template = resolve_model(run.model), dict[str, Any]()
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        dtype = "bfloat16" if device is not None or has_bfloat16() else "float32"
-        options = {"dtype": dtype} | dict(settings.get("model_init_kwargs") or {})
-        try:
-            model, tokenizer = load_causal_lm(name, options), load_tokenizer(name)
-        except (OSError, ValueError, ImportError) as error:
-            raise InputError(f"--model: {error}") from None
-        model = model.to(device) if device is not None else model
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-    named, teacher = settings.get("teacher_model"), None
-    if named is not None:
-        vocabulary = int(model.get_output_embeddings().weight.shape[0])
-        dtype = {"dtype": str(model.dtype).removeprefix("torch.")}
-        teacher = load_frozen_teacher(resolve_model(named, "teacher_model"), dtype, tokenizer, vocabulary)
-    return LocalEngine(
-        model.eval(),
-        tokenizer,
-        chat_template_kwargs=template | dict(settings.get("chat_template_kwargs") or {}),
-        batch_size=settings.get("credit_batch_size") or batch,
-        temperature=settings.get("temperature", 1.0),
-        seed=settings.get("seed", 42),  # as transformers has it
-        teacher_model=teacher if teacher is None else teacher.to(model.device),
-    )
-
-
-def _pair(case: Case, engine: LocalEngine) -> Pair:
-    decode = engine.tokenizer.decode
-    texts = [decode(ids, skip_special_tokens=True) for [ids] in (case.faulty, case.right)]
-    if not isinstance(case.row["prompt"], str):
-        texts = [[{"role": "assistant", "content": text}] for text in texts]
-    return Pair(case=case, row=case.row, messages=(texts[0], texts[1]))
-
-
-def _case(one: Marked, engine: LocalEngine, config: CreditConfig, max_tokens: int) -> Case:
-    """The completions as ids, and which tokens are the fault."""
-    tokenizer: Any = engine.tokenizer
-
-    def ids(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def with_end_token(written: list[int]) -> list[int]:
-        end = tokenizer.eos_token_id
-        return written if end is None or written[-1] == end else [*written, end]
-
-    wrong, other = ids(one.completion), ids(one.other)
-    prompt, context = one.row["prompt"], one.row["privileged_context"]
-    rendered = config.teacher_prompt == "render"
-    message = config.teacher_context_message or "first"
-    try:
-        shown_prompt = render(prompt, context, config.template, message) if rendered else prompt
-        [shown] = engine.render([shown_prompt], None)
-    except Exception as error:  # a chat template may raise what it likes
-        raise UnusableError(f"prompt: cannot be shown to the teacher ({error})") from None
-    beside = len(shown) if rendered else len(shown) + len(ids(context))
-    places = max_positions(engine.model.config)
-    for name, written in (("completion", wrong), (one.other_from, other)):
-        if len(written) > max_tokens:
-            raise UnusableError(f"{name}: {len(written)} tokens are more than --max-tokens {max_tokens}")
-        if places is not None and beside + len(written) > places:
-            raise UnusableError(
-                f"{name}: {beside + len(written)} tokens with prompt and privileged context, but the model has "
-                f"{places} places"
-            )
-    fault = token_span(tokenizer, one.completion, one.start, one.end)
-    if not fault or not other:
-        raise UnusableError("fault: the tokenizer does not say which tokens the marked characters are")
-    spans = [token_span(tokenizer, one.completion, *span) or range(0) for span in one.decisions]
-    choices = tuple(any(t in span for span in spans) for t in range(len(with_end_token(wrong))))
-    return Case(
-        row=one.row,
-        faulty=[with_end_token(wrong)],
-        right=[with_end_token(other)],
-        fault=fault,
-        choices=choices,
-    )
 
 
 def token_span(tokenizer: Any, text: str, start: int, end: int) -> range | None:

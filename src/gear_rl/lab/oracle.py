@@ -84,9 +84,9 @@ def estimate_of(trainer: Any, truth_of: TruthOf | None) -> Estimate:
     """The true advantages of a trainer's rollouts: by a task's formula, else by branching rollouts."""
     if truth_of is not None:
         return by_formula(truth_of)
-    from gear_rl.lab.branching import Continuations, branched_advantages
+    from gear_rl.lab.branching import branched_advantages
 
-    return branched_advantages(trainer, Continuations(trainer), trainer.credit.branches)
+    return branched_advantages(trainer, trainer.credit.branches)
 
 
 def by_formula(truth_of: TruthOf) -> Estimate:

@@ -1,4 +1,4 @@
-"""The figures of a report, from the same numbers as its tables. Palette of Okabe and Ito."""
+"""The figures of a report, from the same numbers as its tables."""
 
 # matplotlib is partly untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -7,32 +7,25 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import escape
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from gear_rl.lab.cells import Cell, Curve
 from gear_rl.lab.statistics import Interval, mean_interval
 from gear_rl.lab.verdict import Comparison
-from gear_rl.view.picture import figure_style, svg_of, write_figure
+from gear_rl.view.figures import BLUE, INK, ORANGE, QUIET, style_axes, svg_of
 from gear_rl.view.terminal import shorten_text, visible_text
 
 if TYPE_CHECKING:
     from gear_rl.lab.findings import Findings
 
-_INK, _QUIET, _BLUE, _ORANGE, _RULE = "#1a1a1a", "#6b6b6b", "#0072b2", "#d55e00", "#808080"
-_LOOKS: Any = {"text.parse_math": False, "font.size": 8.5}
-
 
 class Drawing(NamedTuple):
     """A figure that is drawn when it is needed."""
 
-    stem: str
-    """Name of its file."""
     label: str
     """Its content, in words."""
     draw: Callable[[], Any]
@@ -44,34 +37,23 @@ def drawings(findings: "Findings") -> list[Drawing]:
     cells = [cell for cell in c.cells if cell.error is None]
     if not cells:
         return []
-    place = "-".join(re.sub(r"[^\w]+", "-", text).strip("-") or "x" for text in (c.task, c.tier))
     against = f"every method of {c.task}, {c.tier}, against {c.baseline}"
     label = f"Final {_measure(c)} of {against}: a dot per seed, means with intervals, differences"
     more = f"Held-out {_measure(c)} over the steps of {against}: mean over seeds with intervals"
-    return [
-        Drawing(f"{place}-final", label, partial(_final, c, cells)),
-        Drawing(f"{place}-curves", more, partial(_curves, c, cells)),
-    ]
+    return [Drawing(label, partial(_final, c, cells)), Drawing(more, partial(_curves, c, cells))]
 
 
 def _measure(c: Comparison) -> str:
     return "reward" if c.outcome == "reward" else "accuracy"
 
 
-def write_png(figure: Drawing, path: Path) -> None:
-    """The figure as a PNG on white; the same numbers give the same bytes."""
-    with figure_style(), rc_context(_LOOKS):
-        write_figure(figure.draw(), path)
-
-
 def inline_svg(figure: Drawing, name: str) -> str:
     """The figure as an SVG element of a page, in the page's colours; its ids begin with ``name``."""
-    with figure_style(), rc_context(_LOOKS):
-        svg = svg_of(figure.draw(), transparent=True)
+    svg = svg_of(figure.draw, transparent=True)
     svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", svg)
-    svg = svg.replace(_INK, "currentColor").replace(_QUIET, "var(--quiet)")
-    svg = svg.replace(_BLUE, "var(--blue)").replace(_ORANGE, "var(--orange)")
+    svg = svg.replace(INK, "currentColor").replace(QUIET, "var(--quiet)")
+    svg = svg.replace(BLUE, "var(--blue)").replace(ORANGE, "var(--orange)")
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(figure.label)}"', 1)
 
 
@@ -80,26 +62,26 @@ def _final(c: Comparison, cells: Sequence[Cell]) -> Any:
     left, right = figure.subplots(1, 2, sharey=True)
     for y, verdict in enumerate(c.verdicts):
         ends = [cell.curve(c.outcome)[-1][1] for cell in cells if cell.method == verdict.method]
-        left.plot(ends, [y + 0.2] * len(ends), "o", color=_QUIET, ms=3.5, mec="none", alpha=0.7)
+        left.plot(ends, [y + 0.2] * len(ends), "o", color=QUIET, ms=3.5, mec="none", alpha=0.7)
         if verdict.mean is not None:
-            _bar(left, y - 0.08, verdict.mean, verdict.interval, _QUIET if y == 0 else _BLUE)
+            _bar(left, y - 0.08, verdict.mean, verdict.interval, QUIET if y == 0 else BLUE)
         shown = verdict.verdict in ("better", "worse")
         if verdict.difference is not None:
-            _bar(right, y, verdict.difference, verdict.difference_interval, _ORANGE if shown else _BLUE)
+            _bar(right, y, verdict.difference, verdict.difference_interval, ORANGE if shown else BLUE)
         if shown:
             right.annotate(
                 verdict.verdict, (verdict.difference, y), (0, 6), textcoords="offset points", ha="center",
-                color=_INK, fontsize=7.5,
+                color=INK, fontsize=7.5,
             )  # fmt: skip
     if c.verdicts[0].mean is not None:
         _reference(left, c.verdicts[0].mean)
     _reference(right, 0.0)
     level = f"{100 * c.level:g} %"
     unit = "mean reward" if c.outcome == "reward" else "share correct"
-    _style_axes(left, f"Final {_measure(c)}", f"{unit} · {level} interval of each mean", grid="x")
+    style_axes(left, f"Final {_measure(c)}", f"{unit} · {level} interval of each mean", grid="x")
     own = f"; {_name(c.ceiling)} not corrected" if c.ceiling else ""
     held = f"intervals hold together at {level}{own}"
-    _style_axes(right, f"Difference to {_name(c.baseline)}", held, grid="x")
+    style_axes(right, f"Difference to {_name(c.baseline)}", held, grid="x")
     _rows_axis(left, [_name(verdict.method) for verdict in c.verdicts])
     right.tick_params(axis="y", length=0)
     for axes in (left, right):
@@ -134,7 +116,7 @@ def _curves(c: Comparison, cells: Sequence[Cell]) -> Any:
         axes.set_axis_off()
     for axes, method in zip(grid.flat, others, strict=False):
         for name in dict.fromkeys((c.baseline, method)):
-            row, colour = points.get(name, []), _QUIET if name == c.baseline else _BLUE
+            row, colour = points.get(name, []), QUIET if name == c.baseline else BLUE
             steps = [step for step, _, _ in row]
             axes.plot(steps, [mean for _, mean, _ in row], color=colour, lw=1.6, marker="o", ms=2.5)
             ends = [interval for _, _, interval in row if interval is not None]
@@ -143,10 +125,10 @@ def _curves(c: Comparison, cells: Sequence[Cell]) -> Any:
                 if c.outcome != "reward":
                     low, high = [max(0.0, end) for end in low], [min(1.0, end) for end in high]
                 axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
-        _style_axes(axes, _name(method), "")
+        style_axes(axes, _name(method), "")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-    figure.supxlabel(f"optimizer step · grey: {_name(c.baseline)}", fontsize=8, color=_QUIET)
-    figure.supylabel(f"held-out {_measure(c)}", fontsize=8, color=_QUIET)
+    figure.supxlabel(f"optimizer step · grey: {_name(c.baseline)}", fontsize=8, color=QUIET)
+    figure.supylabel(f"held-out {_measure(c)}", fontsize=8, color=QUIET)
     return figure
 
 
@@ -154,21 +136,11 @@ def _name(name: str) -> str:
     return shorten_text(visible_text(name), 28) or "?"
 
 
-def _style_axes(axes: Any, title: str, xlabel: str, grid: str = "y") -> None:
-    axes.set_title(title, loc="left", fontsize=9.5, weight="bold", color=_INK)
-    axes.set_xlabel(xlabel, color=_QUIET)
-    axes.tick_params(color=_QUIET, labelcolor=_QUIET)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_RULE)
-    axes.grid(axis=grid, color=_RULE, alpha=0.25, lw=0.8)
-    axes.set_axisbelow(True)
-
-
 def _rows_axis(axes: Any, names: Sequence[str]) -> None:
     """A row for each name, the first on top."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", labelcolor=_INK, length=0)
+    axes.tick_params(axis="y", labelcolor=INK, length=0)
 
 
 def _bar(axes: Any, y: float, mean: float, interval: Sequence[float] | None, colour: str) -> None:
@@ -178,4 +150,4 @@ def _bar(axes: Any, y: float, mean: float, interval: Sequence[float] | None, col
 
 
 def _reference(axes: Any, x: float) -> None:
-    axes.axvline(x, color=_QUIET, lw=0.8, ls=(0, (3, 3)), zorder=0)
+    axes.axvline(x, color=QUIET, lw=0.8, ls=(0, (3, 3)), zorder=0)

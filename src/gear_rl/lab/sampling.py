@@ -1,11 +1,10 @@
-"""Rollouts through a TRL trainer outside of its training: sampled now, or written turn by turn by the caller.
+"""Rollouts sampled through a TRL trainer outside of its training.
 
 Tools, rewards, signals and credit are those of a training step. No weight changes. One process only.
 """
 
 import copy
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,10 +14,6 @@ from gear_rl.engines.trl import GEARTrainer
 from gear_rl.engines.trl.evaluation import leave_no_trace
 from gear_rl.engines.trl.rollouts import functions_of
 from gear_rl.rollouts import RolloutBatch
-
-Sampler = Callable[[Sequence[int], Sequence[Sequence[int]]], list[list[int]]]
-"""The next turns of some rollouts of a batch, from their indices and all ids of each so far."""
-_TOO_FEW = "turns: a rollout calls a tool after its last turn; end it with a turn that calls none"
 
 
 def sample(trainer: GEARTrainer, rows: Sequence[Mapping[str, Any]], *, seed: int) -> RolloutBatch:
@@ -52,34 +47,3 @@ def sampled_engine(trainer: GEARTrainer) -> LocalEngine:
         teacher_model=passes.teacher_model,
         tools=tools,
     )
-
-
-@contextmanager
-def serving(trainer: GEARTrainer, count: int, sampler: Sampler) -> Generator[None]:
-    """While it is open, ``sampler`` writes the turns of a batch of ``count`` rollouts in place of the policy.
-
-    ``ValueError`` where TRL continues from other ids than the sampler wrote.
-    """
-    active = list(range(count))
-    written: list[list[int]] = [[] for _ in active]
-
-    def serve(prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
-        nonlocal active
-        # Of those before, the ones whose tools answered; TRL keeps their order.
-        waiting, still = iter(active), list[int]()
-        for ids in prompt_ids:
-            row = next((b for b in waiting if ids[: len(written[b])] == written[b]), None)
-            if row is None:
-                raise ValueError(_TOO_FEW)
-            still.append(row)
-        active = still
-        sampled = sampler(active, prompt_ids)
-        for b, ids, new in zip(active, prompt_ids, sampled, strict=True):
-            written[b] = [*ids, *new]
-        return sampled, None
-
-    trainer._generate_single_turn = serve
-    try:
-        yield
-    finally:
-        del trainer._generate_single_turn

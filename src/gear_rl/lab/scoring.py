@@ -110,20 +110,20 @@ def score(
     named = {name: {"name": name} for name in ("gear", "rlsd", *_FLOORS)} | dict(methods)
     controls = {UNINFORMED: {"name": "gear"}, ENTROPY_ONSETS: {"name": "gear", "onset_signal": "entropy"}}
     kept = credits_of(named | controls, material, progress=progress)
-    rows = [
-        _localised_row(name, kept[name], role="floor" if name in _FLOORS else "method")
+    rows = {
+        name: _localised_row(kept[name], role="floor" if name in _FLOORS else "method")
         for name in named
         if name in methods or name in _FLOORS
-    ]
-    rows += [_localised_row(name, kept[name], role="control") for name in controls]
+    }
+    rows |= {name: _localised_row(kept[name], role="control") for name in controls}
     for name, signal in SIGNALS.items():
         source = kept["gear" if name in ("entropy", "divergence") else "rlsd"]
-        rows.append(_localised_row(name, source, role="control", signal=signal))
-    rows.append(_localised_row("oracle", kept["uniform"], role="ceiling"))
+        rows[name] = _localised_row(source, role="control", signal=signal)
+    rows["oracle"] = _localised_row(kept["uniform"], role="ceiling")
     return {
         **material.about,
         "threads": torch.get_num_threads(),
-        "methods": {row["name"]: _rounded_row(row) for row in rows},
+        "methods": rows,
         "versions": versions(),
     }
 
@@ -201,7 +201,7 @@ def _found_row(case: Case, result: CreditResult, b: int) -> Found:
     )
 
 
-def _localised_row(name: str, found: list[Found], *, role: Role, signal: str | None = None) -> dict[str, Any]:
+def _localised_row(found: list[Found], *, role: Role, signal: str | None = None) -> dict[str, Any]:
     """Of the credit, or of ``signal`` in its place; the ceiling puts all on the fault."""
     located: list[Located | str] = []
     among_choices: list[Located | str] = []
@@ -219,12 +219,10 @@ def _localised_row(name: str, found: list[Found], *, role: Role, signal: str | N
             values, onset = [abs(value) for value in one.credit], onsets_of(one.segment)
         else:
             values = _signal(one, signal)
-        # Where decisions are unknown, none are.
-        choices = one.case.choices if len(one.case.choices) == count else [False] * count
-        decided = [kept and choice for kept, choice in zip(one.trained, choices, strict=True)]
+        decided = [kept and choice for kept, choice in zip(one.trained, one.case.choices, strict=True)]
         located.append(locate(values, fault, one.trained, onset))
         among_choices.append(locate(values, fault, decided, onset))
-    return localisation(name, located, role, among_choices)
+    return localisation(located, role, among_choices)
 
 
 def _signal(one: Found, name: str) -> list[float]:
@@ -236,14 +234,3 @@ def _signal(one: Found, name: str) -> list[float]:
         return list(one.signals[name])
     pairs = zip(one.signals["student_logprob"], one.signals["teacher_logprob"], strict=True)
     return [student - teacher for student, teacher in pairs]  # large where the teacher finds a token unlikely
-
-
-def _rounded_row(one: dict[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {name: one[name] for name in ("role", "n", "left_out")}
-    for name in ("auc", "auc_choices", "share", "lift", "rank", "distance"):
-        mean, interval, count = one[name]
-        row[name] = None if mean is None else round(mean, 4)
-        row[f"{name}_interval"] = None if interval is None else [round(end, 4) for end in interval]
-        if name in ("distance", "auc_choices"):
-            row["with_onset" if name == "distance" else "with_choices"] = count
-    return row

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,8 +33,6 @@ QUIET: dict[str, Any] = {
     "load_best_model_at_end": False, "record_file": None,
 }  # fmt: skip
 """Settings of a user's run that a comparison replaces."""
-_CURVES = {"reward": "reward", "entropy": "entropy", "length": "completions/mean_length"}
-"""The curves of a cell, and their keys in the trainer's log."""
 _POINTS = 4
 """Evaluations at most, the one after the last step among them."""
 
@@ -117,12 +114,6 @@ class _HeldOut:
     others: dict[str, list[dict[str, Any]]]
     """Further tiers, which are shown beside."""
 
-    @property
-    def digest(self) -> str:
-        """Of the problems."""
-        shown = [json.dumps([row["prompt"], row.get("answer")], sort_keys=True) for row in self.problems]
-        return sha256("\n".join(shown).encode()).hexdigest()
-
     def solve_rows(self, rows: list[dict[str, Any]], samples: int = 1) -> list[list[float]]:
         """Their rewards in each of ``samples`` samplings."""
         return sampled_rewards(self.solve, rows, seed=self.spec.seed, samples=samples)
@@ -151,7 +142,7 @@ def _held_out_of(spec: Spec, trainer: Any) -> _HeldOut:
 
 
 def _train_cell(spec: Spec, folder: Path, tell: Callable[[float], object]) -> Cell:
-    """Rewards before, in between and after, and curves of the training."""
+    """Rewards before, in between and after."""
     start = time.perf_counter()
     quiet_libraries()
     if spec.run is None:
@@ -164,8 +155,8 @@ def _train_cell(spec: Spec, folder: Path, tell: Callable[[float], object]) -> Ce
             steps=spec.steps,
             count=len(held_out.problems) if spec.between else 0,
         )
-        own = "" if spec.run is None else f"-{digest(spec.run)[:8]}"
-        stem = f"before-{held_out.digest[:16]}{own}-seed{spec.seed}-samples{spec.samples}"
+        names = ("task", "tier", "run", "first", "n_eval", "samples", "between", "seed")
+        stem = f"before-{digest({name: getattr(spec, name) for name in names})[:16]}"
         loaded = time.perf_counter()
         before = _measure_once(folder / f"{stem}.json", held_out.measure_rewards)
         ready = time.perf_counter()
@@ -188,14 +179,12 @@ def _train_cell(spec: Spec, folder: Path, tell: Callable[[float], object]) -> Ce
             trainer.add_callback(between)
             trainer.train()
         after = held_out.measure_rewards()
-    return _cell_of_measures(spec, before, between.points, after, trainer.state.log_history)
+    return _cell_of_measures(spec, before, between.points, after)
 
 
 def _cell_of_measures(
-    spec: Spec, before: dict[str, Any], points: Sequence[Any], after: dict[str, Any], log: Sequence[Any]
+    spec: Spec, before: dict[str, Any], points: Sequence[Any], after: dict[str, Any]
 ) -> Cell:
-    """The numbers of a run from its measures and the trainer's log."""
-    steps = [entry for entry in log if "loss" in entry]
     seen = {reward for end in (before, after) for sample in end["rewards"] for reward in sample}
     first = f", {spec.sft_steps} of {spec.steps} steps fine-tune first" if spec.sft else ""
     right = 1.0 if spec.run is None else float(spec.run["right"])
@@ -206,15 +195,10 @@ def _cell_of_measures(
         held_out=tuple(score_of(step, samples, right) for step, samples in points),
         after=score_of(spec.steps, after["rewards"], right),
         beside={name: (before["beside"][name], value) for name, value in after["beside"].items()},
-        curves={name: tuple(_finite(entry.get(key)) for entry in steps) for name, key in _CURVES.items()},
         graded=len(seen) > 2,
         rewards=(min(seen), max(seen)),
         full_marks=right,
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def score_of(step: int, samples: Sequence[Sequence[float]], right: float) -> Score:

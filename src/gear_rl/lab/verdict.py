@@ -76,9 +76,8 @@ class Comparison(Frozen):
     ceiling: str | None
     outcome: Outcome
     steps: int
-    n_eval: int | None
-    """None, as ``samples``, where every run failed."""
-    samples: int | None
+    n_eval: int
+    samples: int
     full_marks: float
     rewards: tuple[float, float] | None
     level: float = LEVEL
@@ -172,32 +171,31 @@ def compare(
     [('uniform', 'baseline'), ('gear', 'better at 3 seeds')]
     """
     finished = [cell for cell in cells if cell.error is None]
-    first = finished[0] if finished else None
+    first = (finished or cells)[0]
     rewards = _range_of_rewards(finished)
-    full_marks = first.full_marks if first else 1.0
     low, high = rewards or (0.0, 0.0)
-    marks = max(abs(full_marks), high - low) if outcome == "reward" else 1.0
+    marks = max(abs(first.full_marks), high - low) if outcome == "reward" else 1.0
     runs = _Runs(
         cells=_by_method(cells, baseline),
         baseline=baseline,
         ceiling=ceiling,
         outcome=outcome,
-        resolution=marks / first.n_eval if first else 0.0,
+        resolution=marks / first.n_eval,
     )
     gain = None if ceiling is None else runs.paired(ceiling, baseline)
     problem = _baseline_problem([cell for cell in finished if cell.method == baseline], outcome)
     problem = problem or _ceiling_problem(gain)
     seeds = sorted({cell.seed for cell in cells})
     return Comparison(
-        task=cells[0].task,
-        tier=cells[0].tier,
+        task=first.task,
+        tier=first.tier,
         baseline=baseline,
         ceiling=ceiling,
         outcome=outcome,
-        steps=cells[0].steps,
-        n_eval=first and first.n_eval,
-        samples=first and first.samples,
-        full_marks=full_marks,
+        steps=first.steps,
+        n_eval=first.n_eval,
+        samples=first.samples,
+        full_marks=first.full_marks,
         rewards=rewards,
         family=runs.family,
         seeds=tuple(seeds),

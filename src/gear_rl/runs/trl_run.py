@@ -156,7 +156,7 @@ def _options(config: RunConfig) -> dict[str, Any]:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    """The fields of ``GEARConfig``; the progress bar is off, since the command has its own."""
+    """The fields of ``GEARConfig``; the progress bar is off, since the command prints its own lines."""
     adapter = config.lora is not None or is_adapter(resolve_model(config.model))
     machine = machine_defaults(pretrained=not is_arena(config.model), full=not adapter)
     defaults = {"output_dir": OUTPUT_DIR, "logging_steps": 1, "report_to": "none"}

@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
-from gear_rl.view.picture import figure_style, svg_of, write_figure
-
-_BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#6b6b6b"  # Okabe and Ito, for lines on white
+from gear_rl.view.figures import BLUE, ORANGE, QUIET, style_axes, svg_of
 
 _MANY = 30
 """A curve of so many points is drawn pale, with its running mean over it."""
@@ -40,25 +38,18 @@ PANELS = (
 )
 
 
-def save_curves(history: Sequence[Mapping[str, object]], path: str | Path) -> None:
-    """Draw the curves of a run as an SVG or PNG file, by the suffix of ``path``.
+def curves_svg(history: Sequence[Mapping[str, object]]) -> str:
+    """The curves of a run as an SVG element, for a page or a file.
 
     ``history`` is a trainer's log history: a panel is drawn where a number was logged under one of its keys, and
-    the later of two rows of a step counts. The same numbers give the same bytes. The directory is made.
-    ``ValueError`` if nothing can be drawn, or for another suffix.
+    the later of two rows of a step counts. The same numbers give the same text. ``ValueError`` if nothing can be
+    drawn.
 
-    >>> save_curves([{"step": 1, "loss": 0.5}], "curves.png")
+    >>> curves_svg([{"step": 1, "loss": 0.5}])
     Traceback (most recent call last):
     ValueError: nothing to draw: no row of the history has a step and one of reward, eval_reward, ...
     """
-    with figure_style():
-        write_figure(_figure(history), path)
-
-
-def curves_svg(history: Sequence[Mapping[str, object]]) -> str:
-    """The curves of ``save_curves`` as an SVG element for a page."""
-    with figure_style():
-        return svg_of(_figure(history))
+    return svg_of(partial(_figure, history))
 
 
 def _curve(history: Sequence[Mapping[str, object]], key: str, factor: float) -> _Points:
@@ -73,6 +64,7 @@ def _curve(history: Sequence[Mapping[str, object]], key: str, factor: float) -> 
 
 def _figure(history: Sequence[Mapping[str, object]]) -> Any:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     curves = {key: _curve(history, key, panel.factor) for panel in PANELS for key in panel.curves}
     panels = [panel for panel in PANELS if any(curves[key] for key in panel.curves)]
@@ -86,11 +78,13 @@ def _figure(history: Sequence[Mapping[str, object]]) -> Any:
     figure: Any = Figure(figsize=(min(10.2, 4.0 * num_columns), 2.3 * num_rows), layout="constrained")
     places: list[Any] = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
     for axes, panel in zip(places, panels, strict=False):
-        _style(axes, panel.heading, panel.unit)
-        for (key, name), colour in zip(panel.curves.items(), (_BLUE, _ORANGE), strict=False):
+        style_axes(axes, panel.heading, "optimizer step", panel.unit)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        for (key, name), colour in zip(panel.curves.items(), (BLUE, ORANGE), strict=False):
             _draw(axes, curves[key], name, colour)
         if len(panel.curves) > 1:
-            axes.legend(frameon=False, fontsize=8, handlelength=1.2)
+            axes.legend(frameon=False, handlelength=1.2)
         if "eward" not in panel.heading:
             axes.set_ylim(bottom=0.0, top=axes.get_ylim()[1] * 1.05 or 1.0)
     for axes in places[len(panels) :]:
@@ -107,19 +101,4 @@ def _draw(axes: Any, points: _Points, name: str, colour: str) -> None:
     recent = [values[max(0, n + 1 - window) : n + 1] for n in range(len(values))]
     axes.plot(steps, values, color=colour, lw=0.8, alpha=0.3)
     axes.plot(steps, [math.fsum(some) / len(some) for some in recent], color=colour, lw=1.8, label=name)
-    axes.set_xlabel(f"optimizer step (line: mean of {window})", fontsize=8, color=_GREY)
-
-
-def _style(axes: Any, heading: str, unit: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_title(heading, loc="left", fontsize=9.5, weight="bold")
-    axes.set_xlabel("optimizer step", fontsize=8, color=_GREY)
-    axes.set_ylabel(unit, fontsize=8, color=_GREY)
-    axes.tick_params(labelsize=8, color=_GREY, labelcolor=_GREY)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#bbbbbb")
-    axes.grid(axis="y", color="#eeeeee", lw=0.8)
-    axes.set_axisbelow(True)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.set_xlabel(f"optimizer step (line: mean of {window})", color=QUIET)

@@ -52,13 +52,7 @@ def save_html(paths: Sequence[str | Path], out: str | Path, *, title: str = "") 
     instructive record; a browser lists all from a light index and unpacks the one that is shown. ``title``
     defaults to the names of the files. The same files give the same bytes. The directory is made. ``ValueError``
     as for ``read_records``, or where a file holds no record.
-
-    >>> save_html([], "credit.html")
-    Traceback (most recent call last):
-    ValueError: no record file to show; name one or more, such as runs/demo/records.jsonl
     """
-    if not paths:
-        raise ValueError("no record file to show; name one or more, such as runs/demo/records.jsonl")
     absolute = [Path(path).absolute() for path in paths]
     base = os.path.commonpath([path.parent for path in absolute])
     names = [path.relative_to(base).as_posix() for path in absolute]

@@ -1,16 +1,12 @@
-"""The picture of completions: the terminal's panel as an SVG, GRPO's credit above the method's. And what all
-figures share.
-"""
+"""The picture of completions: the terminal's panel as an SVG, GRPO's credit above the method's."""
 
 import io
 import math
 import re
-import warnings
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -142,40 +138,3 @@ def save_picture(records: Iterable[Record], path: str | Path) -> None:
         console.print(rollout_panel(record, credit=Signals(record)))
     text = console.export_svg(theme=DEFAULT_TERMINAL_THEME, code_format=_SVG, unique_id="gear")
     replace_file(Path(path), text.encode())
-
-
-@contextmanager
-def figure_style() -> Generator[None]:
-    """matplotlib's own defaults instead of the user's, and the same bytes in every run."""
-    from matplotlib import style
-
-    files = {"svg.hashsalt": "gear", "svg.fonttype": "path"}
-    looks = {"font.family": "DejaVu Sans", "figure.facecolor": "white", "text.color": "#1a1a1a"}
-    style_context = cast(Any, style).context(["default", {**files, **looks}])
-    # A missing glyph is drawn as a box, without a warning.
-    with warnings.catch_warnings(action="ignore", category=UserWarning), style_context:
-        yield
-
-
-def write_figure(figure: Any, path: str | Path) -> None:
-    """Write the figure without date or program name; ``ValueError`` if ``path`` is no .svg or .png.
-
-    >>> write_figure(None, "curves.pdf")
-    Traceback (most recent call last):
-    ValueError: curves.pdf: only .svg and .png can be drawn; change the suffix
-    """
-    kind = Path(path).suffix.lower()[1:]
-    if kind not in ("svg", "png"):
-        raise ValueError(f"{path}: only .svg and .png can be drawn; change the suffix")
-    metadata: dict[str, Any] = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    content = io.BytesIO()
-    figure.savefig(content, format=kind, dpi=160, metadata=metadata)
-    replace_file(Path(path), content.getvalue())
-
-
-def svg_of(figure: Any, **options: Any) -> str:
-    """The figure as an SVG element for a page, without date or program name."""
-    content = io.StringIO()
-    figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None}, **options)
-    text = content.getvalue()
-    return text[text.index("<svg") :]
