@@ -64,7 +64,7 @@ class Cell(Frozen):
     beside: dict[str, tuple[float, float]] = {}
     """What is measured beside the outcome, by name: before and after."""
     curves: dict[str, tuple[float | None, ...]] = {}
-    """Of the training, a value for each step; read from older results, not written."""
+    """Of the training, a value for each step."""
     graded: bool = False
     """Whether more than two rewards were seen: their mean is the outcome, or else the share of right ones."""
     rewards: tuple[float, float] | None = None

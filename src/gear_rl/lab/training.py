@@ -33,6 +33,8 @@ QUIET: dict[str, Any] = {
     "load_best_model_at_end": False, "record_file": None,
 }  # fmt: skip
 """Settings of a user's run that a comparison replaces."""
+_CURVES = {"reward": "reward", "entropy": "entropy", "length": "completions/mean_length"}
+"""The curves of a cell, and their keys in the trainer's log."""
 _POINTS = 4
 """Evaluations at most, the one after the last step among them."""
 
@@ -142,7 +144,7 @@ def _held_out_of(spec: Spec, trainer: Any) -> _HeldOut:
 
 
 def _train_cell(spec: Spec, folder: Path, tell: Callable[[float], object]) -> Cell:
-    """Rewards before, in between and after."""
+    """Rewards before, in between and after, and curves of the training."""
     start = time.perf_counter()
     quiet_libraries()
     if spec.run is None:
@@ -179,12 +181,14 @@ def _train_cell(spec: Spec, folder: Path, tell: Callable[[float], object]) -> Ce
             trainer.add_callback(between)
             trainer.train()
         after = held_out.measure_rewards()
-    return _cell_of_measures(spec, before, between.points, after)
+    return _cell_of_measures(spec, before, between.points, after, trainer.state.log_history)
 
 
 def _cell_of_measures(
-    spec: Spec, before: dict[str, Any], points: Sequence[Any], after: dict[str, Any]
+    spec: Spec, before: dict[str, Any], points: Sequence[Any], after: dict[str, Any], log: Sequence[Any]
 ) -> Cell:
+    """The numbers of a run from its measures and the trainer's log."""
+    steps = [entry for entry in log if "loss" in entry]
     seen = {reward for end in (before, after) for sample in end["rewards"] for reward in sample}
     first = f", {spec.sft_steps} of {spec.steps} steps fine-tune first" if spec.sft else ""
     right = 1.0 if spec.run is None else float(spec.run["right"])
@@ -195,10 +199,15 @@ def _cell_of_measures(
         held_out=tuple(score_of(step, samples, right) for step, samples in points),
         after=score_of(spec.steps, after["rewards"], right),
         beside={name: (before["beside"][name], value) for name, value in after["beside"].items()},
+        curves={name: tuple(_finite(entry.get(key)) for entry in steps) for name, key in _CURVES.items()},
         graded=len(seen) > 2,
         rewards=(min(seen), max(seen)),
         full_marks=right,
     )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def score_of(step: int, samples: Sequence[Sequence[float]], right: float) -> Score:
