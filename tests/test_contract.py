@@ -73,7 +73,6 @@ def made_up(mask: torch.Tensor, g: torch.Generator) -> dict[str, torch.Tensor]:
         values[name] *= -1
     for name in ("answer_confidence", "turn_reward", "step_score"):
         values[name] /= 3
-    values["js_divergence"] /= 6
     values["student_entropy"] /= 10
     for name, every in (("sentence_id", 3), ("line_id", 6), ("anchor_id", 4), ("step_id", 3)):
         values[name] = torch.where(mask, torch.arange(T) // every, -1)

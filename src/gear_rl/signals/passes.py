@@ -24,7 +24,6 @@ from gear_rl.model.teacher import Teacher
 from gear_rl.rollouts import Prompts, trained_width
 from gear_rl.signals.signal import (
     DIVERGENCE,
-    DIVERGENCES,
     STUDENT_LOGPROB,
     TEACHER_LOGPROB,
     BatchSignal,
@@ -32,7 +31,7 @@ from gear_rl.signals.signal import (
     FoldSignal,
     States,
 )
-from gear_rl.tensor.divergences import bucketed_divergence
+from gear_rl.tensor.bucketed import bucketed_divergence
 from gear_rl.tensor.logits import Head
 from gear_rl.tensor.segments import segment_starts, turn_ids
 from gear_rl.types import Signal, TokenSignals
@@ -378,7 +377,7 @@ def check_served(signals: Sequence[Signal], top_k: int, method: str = "it") -> N
 
 
 def contrast_signals(
-    right: TokenSignals, wrong: TokenSignals, divergences: Sequence[str] = DIVERGENCES
+    right: TokenSignals, wrong: TokenSignals, divergences: Sequence[str] = ("divergence",)
 ) -> TokenSignals:
     """The signals of the right context less those of the wrong one; what both hints cause alike cancels.
 
@@ -401,7 +400,7 @@ def contrast_signals(
 
 
 def skipping_first(
-    signals: TokenSignals, num_tokens: int, divergences: Sequence[str] = DIVERGENCES
+    signals: TokenSignals, num_tokens: int, divergences: Sequence[str] = ("divergence",)
 ) -> TokenSignals:
     """The same signals, with the teacher agreeing with the student on the first tokens of every turn.
 
