@@ -37,8 +37,6 @@ from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.logits import Head, predicting_positions
 
 Readout = Literal["mean", "last", "joint"]
-Layer = Literal["input", "first", "middle", "last"]
-LossSpan = Literal["box", "content"]
 
 
 @dataclass(frozen=True)
@@ -157,10 +155,7 @@ class AnswerGradient(_Saliency):
                 drawn[n, -width:][before[n]] = here.to(drawn)
             return drawn
 
-        embedding: Any = unwrap_model(answers.model)
-        gradient, clean_NSD = answers.gradient(
-            batch, ids, embedding.get_input_embeddings(), answers.content, loss, noise
-        )
+        gradient, clean_NSD = answers.gradient(batch, ids, answers.content, loss, noise)
         product = (gradient.float() * clean_NSD.float()).sum(-1)[:, -width:].abs()
         values[batch, :width] = torch.where(before, product, 0.0)
 
@@ -169,27 +164,22 @@ class AnswerGradient(_Saliency):
 class AnswerActivation(_Saliency):
     """Length of gradient of the answer's loss * activation, where a token is predicted (GRAIL, 2606.04889).
 
-    ``|gradient * h|_2`` of ``-sum log p(y)``. ``h`` is the ``input`` embedding, or what the ``first``, the
-    ``middle`` or the ``last`` layer but one puts out, as released. The loss is over the ``box``, its delimiters
-    included (of those behind the content one token), as released, or over the ``content``.
+    ``|gradient * e|_2`` of ``-sum log p(y)``, with the embedding ``e``. As released, the loss is over the answer
+    and its delimiters, of those behind the content one token.
     """
 
     name = "answer_activation"
 
-    layer: Layer = "input"
-    loss_span: LossSpan = "box"
-
     def _fill(self, answers: "_Answers", values: Tensor, batch: list[int]) -> None:
-        span = _box(answers.region) if self.loss_span == "box" else answers.content
+        span = _box(answers.region)
         ids = answers.ids(batch, span)
         width = ids.shape[1]
 
         def loss(hidden_WD: Tensor, row: int, n: int, head: Head) -> Tensor:
             return -answers.logprobs(hidden_WD, row, span, head).sum()
 
-        module = _layer_of(answers.model, self.layer)
-        gradient, activation_NSD = answers.gradient(batch, ids, module, span, loss)
-        length = (gradient.float() * activation_NSD.float()).square().sum(-1, keepdim=True).sqrt()
+        gradient, embedding_NSD = answers.gradient(batch, ids, span, loss)
+        length = (gradient.float() * embedding_NSD.float()).square().sum(-1, keepdim=True).sqrt()
         here = predicting_positions(length, width)[..., 0]
         values[batch, :width] = torch.where(answers.completions.mask[batch, :width], here, 0.0)
 
@@ -250,23 +240,22 @@ class _Answers:
         self,
         rows: list[int],
         ids: Tensor,
-        module: nn.Module,
         span: Tensor,
         loss: Callable[[Tensor, int, int, Head], Tensor],
         noise: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of every row's loss to what ``module`` puts out, and that output without its noise."""
+        """The gradient of every row's loss to the embeddings, and these without their noise."""
         seen: list[tuple[Tensor, Tensor]] = []
 
-        def swap(module: nn.Module, args: Any, output: Any) -> Any:
-            whole = cast(tuple[Any, ...], output) if isinstance(output, tuple) else None
-            clean = cast(Tensor, output if whole is None else whole[0]).detach()
+        def swap(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            clean = output.detach()
             leaf = (clean if noise is None else clean + noise(clean)).requires_grad_()
             seen.append((clean, leaf))
             # A leaf: nothing below it is differentiated, and no parameter gets a gradient.
-            return leaf if whole is None else (leaf, *whole[1:])
+            return leaf
 
-        handle = module.register_forward_hook(swap)
+        inner: Any = unwrap_model(self.model)
+        handle = inner.get_input_embeddings().register_forward_hook(swap)
         try:
             with torch.enable_grad():
                 hidden = self.hidden(rows, ids)
@@ -290,21 +279,6 @@ class _Answers:
         completion = int_list(self.completions.ids[row][self.completions.attention[row] > 0])
         digest = hashlib.sha256(repr((self.seed, prompt, completion)).encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-
-
-def _layer_of(model: nn.Module, layer: str) -> nn.Module:
-    """The module whose output GRAIL's code calls ``hidden_states[k]``: k = 0, 1, L // 2, or L - 1 of L layers."""
-    inner: Any = unwrap_model(model)
-    if layer == "input":
-        return inner.get_input_embeddings()
-    layers = _decoder_layers(model)
-    if layers is None:
-        raise ValueError(
-            f"layer: {layer!r} cannot be found, for {type(inner).__name__} has no list of `num_hidden_layers` "
-            "layers; use 'input'"
-        )
-    number = {"first": 1, "middle": len(layers) // 2, "last": len(layers) - 1}[layer]
-    return layers[number - 1] if number > 0 else inner.get_input_embeddings()
 
 
 def _decoder_layers(model: nn.Module) -> nn.ModuleList | None:
