@@ -68,24 +68,15 @@ def embedded(model, b):
     return model.get_input_embeddings()(torch.tensor([PROMPTS[b] + COMPLETIONS[b]])).detach()
 
 
-def answer_logits(logits_SV, b, temperature=1.0):
-    """Row k predicts the k-th token of the answer."""
+def answer_distribution(logits_SV, b, temperature=1.0):
+    """Of the mean of the logits that predict the tokens of the answer."""
     first = len(PROMPTS[b]) - 1
-    return torch.stack([logits_SV[first + t] for t in contents(b)]) / temperature
-
-
-def answer_distribution(logits_SV, b, readout, temperature=1.0):
-    logits = answer_logits(logits_SV, b, temperature)
-    return (logits[0] if readout == "last" else logits.mean(0)).log_softmax(-1)
-
-
-def answer_likelihoods(logits_SV, b, temperature=1.0):
-    rows = answer_logits(logits_SV, b, temperature).log_softmax(-1)
-    return torch.stack([row[COMPLETIONS[b][t]] for row, t in zip(rows, contents(b), strict=True)])
+    logits = torch.stack([logits_SV[first + t] for t in contents(b)]) / temperature
+    return logits.mean(0).log_softmax(-1)
 
 
 @torch.no_grad()
-def slow_occlusion(model, readout="mean", temperature=1.0):
+def slow_occlusion(model, temperature=1.0):
     model = double(model)
     values = torch.zeros(4, WIDTH)
 
@@ -96,20 +87,13 @@ def slow_occlusion(model, readout="mean", temperature=1.0):
         for t in befores(b):
             struck = [*completion[:t], PAD, *completion[t + 1 :]]
             clean, other = logits(b, completion), logits(b, struck)
-            if readout == "joint":
-                lost = sum(answer_likelihoods(clean, b, temperature)) - sum(
-                    answer_likelihoods(other, b, temperature)
-                )
-                values[b, t] = max(lost.item(), 0.0)
-            else:
-                p = answer_distribution(clean, b, readout, temperature)
-                q = answer_distribution(other, b, readout, temperature)
-                values[b, t] = sum(p.exp() * (p - q)).item()
+            p, q = (answer_distribution(x, b, temperature) for x in (clean, other))
+            values[b, t] = sum(p.exp() * (p - q)).item()
     return values
 
 
 @torch.no_grad()
-def slow_gradient(model, noisy, readout="mean", temperature=1.0, step=1e-5):
+def slow_gradient(model, noisy, temperature=1.0, step=1e-5):
     """How fast J rises when a token's noisy embedding is moved along its clean one, by differences."""
     model = double(model)
     values = torch.zeros(4, WIDTH)
@@ -121,13 +105,8 @@ def slow_gradient(model, noisy, readout="mean", temperature=1.0, step=1e-5):
 
         def j(embedding_SD, clean=clean, b=b):
             other = model(inputs_embeds=embedding_SD[None]).logits[0]
-            if readout == "joint":
-                before, after = (answer_likelihoods(x, b, temperature).mean() for x in (clean, other))
-                return before - after
-            p = answer_distribution(clean, b, readout, temperature)
-            return sum(
-                p.exp() * ((p.exp() + 1e-12).log() - answer_distribution(other, b, readout, temperature))
-            )
+            p, q = (answer_distribution(x, b, temperature) for x in (clean, other))
+            return sum(p.exp() * ((p.exp() + 1e-12).log() - q))
 
         for t in befores(b):
             place = len(PROMPTS[b]) + t
@@ -168,23 +147,20 @@ def model() -> nn.Module:
     return net()
 
 
-@pytest.mark.parametrize("readout", ["mean", "last", "joint"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_occlusion_is_the_loop(model, readout, temperature):
-    expected = slow_occlusion(model, readout, temperature)
+def test_occlusion_is_the_loop(model, temperature):
+    expected = slow_occlusion(model, temperature)
     assert (expected > 0.001).sum() >= 4, "the loop must have something to see"
-    settings = {"readout": readout, "temperature": temperature}
     for batch_size in (1, 3, 8):
-        values = found(model, "answer_occlusion", batch_size=batch_size, **settings)
+        values = found(model, "answer_occlusion", batch_size=batch_size, temperature=temperature)
         torch.testing.assert_close(values, expected, atol=2e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("readout", ["mean", "last", "joint"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_gradient_is_the_difference_quotient(model, readout, temperature):
-    settings = {"readout": readout, "temperature": temperature, "noise_std": 0.05}
+def test_the_gradient_is_the_difference_quotient(model, temperature):
+    settings = {"temperature": temperature, "noise_std": 0.05}
     noisy, alone = noisy_embeddings(model, **settings)
-    expected = slow_gradient(model, noisy, readout, temperature)
+    expected = slow_gradient(model, noisy, temperature)
     assert (expected > 1e-3).sum() >= 3
     torch.testing.assert_close(alone, expected, atol=2e-5, rtol=2e-3)
     torch.testing.assert_close(found(model, "answer_gradient", **settings), expected, atol=2e-5, rtol=2e-3)

@@ -1,10 +1,9 @@
 """What the student's own answer depends on: tokens replaced by padding, and gradients to the model's inputs.
 
 Each token before the answer is measured by what it did to the answer, which is read from the positions that
-predict its content (``signals.answers``). ``p`` is the softmax of the ``mean`` of their logits, or of the
-``last`` logits before the answer, which predict its first token; ``joint`` is the log-likelihood of its tokens.
-Logits are divided by the temperature, as GRAIL does and OAR's snippet does not. Dropout is off; gradients are of
-activations only, and no parameter gets one.
+predict its content (``signals.answers``). ``p`` is the softmax of the mean of their logits. Logits are divided by
+the temperature, as GRAIL does and OAR's snippet does not. Dropout is off; gradients are of activations only, and
+no parameter gets one.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,8 +34,6 @@ from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.logits import Head, predicting_positions
-
-Readout = Literal["mean", "last", "joint"]
 
 
 @dataclass(frozen=True)
@@ -75,13 +72,11 @@ class _Saliency(PassSignal):
 class AnswerOcclusion(_Saliency):
     """How far the answer moves when a token is replaced by padding, nats (OAR-P, arXiv:2601.07408).
 
-    ``KL(p || p')``, the token's place and attention left as they are; with ``joint`` what the summed
-    log-likelihood loses, at least 0. One forward for every token before the answer; 0 elsewhere.
+    ``KL(p || p')``, the token's place and attention left as they are. One forward for every token before the
+    answer; 0 elsewhere.
     """
 
     name = "answer_occlusion"
-
-    readout: Readout = "mean"
 
     def _work(self, answers: "_Answers", rows: list[int]) -> list[tuple[int, int]]:
         """(row, token) for every forward, row by row; token -1 is the row as it is, and comes first."""
@@ -99,34 +94,32 @@ class AnswerOcclusion(_Saliency):
             for n, (row, token) in enumerate(batch):
                 if not answers.content[row].any():
                     continue
-                answer = answers.read(hidden[n], row, head, self.readout)
+                answer = answers.read(hidden[n], row, head)
                 if token < 0:
                     answers.clean = answer
                 else:
                     assert answers.clean is not None
-                    values[row, token] = self._change(answers.clean, answer)
+                    values[row, token] = _divergence(answers.clean, answer)
 
-    def _change(self, clean: Tensor, answer: Tensor) -> Tensor:
-        if self.readout == "joint":
-            return (clean - answer).sum().clamp(min=0)
-        # Where both are impossible the difference is -inf - -inf.
-        difference = torch.where(clean == -torch.inf, 0.0, clean - answer)
-        return (clean.exp() * difference).sum().clamp(min=0)
+
+def _divergence(clean: Tensor, answer: Tensor) -> Tensor:
+    # Where both are impossible the difference is -inf - -inf.
+    difference = torch.where(clean == -torch.inf, 0.0, clean - answer)
+    return (clean.exp() * difference).sum().clamp(min=0)
 
 
 @dataclass(frozen=True)
 class AnswerGradient(_Saliency):
     """How much the answer's change under noise depends on a token's embedding (OAR-G, arXiv:2601.07408).
 
-    ``|<gradient, e_t>|`` with the token's clean embedding ``e_t``; the gradient of ``KL(p || p~)`` (``joint``: of
-    the mean log-likelihood's loss), at embeddings with noise of ``noise_std`` on the tokens before the answer; 0
-    elsewhere. The noise depends on the seed and the completion's own tokens alone. Without noise that KL is at
-    its minimum and the gradient 0. In bfloat16 rounding outweighs noise of 0.001.
+    ``|<gradient, e_t>|`` with the token's clean embedding ``e_t``; the gradient of ``KL(p || p~)``, at embeddings
+    with noise of ``noise_std`` on the tokens before the answer; 0 elsewhere. The noise depends on the seed and
+    the completion's own tokens alone. Without noise that KL is at its minimum and the gradient 0. In bfloat16
+    rounding outweighs noise of 0.001.
     """
 
     name = "answer_gradient"
 
-    readout: Readout = "mean"
     noise_std: float = 1e-3
 
     def _fill(self, answers: "_Answers", values: Tensor, batch: list[int]) -> None:
@@ -135,17 +128,11 @@ class AnswerGradient(_Saliency):
         before = answers.before[batch, :width]
         hidden = answers.hidden(batch, ids)
         with answers.head() as head:
-            clean = [
-                answers.read(hidden[n].float(), row, head, self.readout).exp()
-                if self.readout != "joint" and answers.content[row].any()
-                else None
-                for n, row in enumerate(batch)
-            ]
+            clean = [answers.read(hidden[n].float(), row, head).exp() for n, row in enumerate(batch)]
 
         def loss(hidden_WD: Tensor, row: int, n: int, head: Head) -> Tensor:
-            answer, p = answers.read(hidden_WD, row, head, self.readout), clean[n]
             # What the divergence has besides does not depend on the noisy embeddings.
-            return -answer.mean() if p is None else -(p * answer).sum()
+            return -(clean[n] * answers.read(hidden_WD, row, head)).sum()
 
         def noise(embedding_NSD: Tensor) -> Tensor:
             drawn = torch.zeros_like(embedding_NSD)
@@ -223,12 +210,9 @@ class _Answers:
         with (self.passes.head_context or nullcontext)(self.model):
             yield head_of(self.model, self.passes.temperature)
 
-    def read(self, hidden_WD: Tensor, row: int, head: Head, readout: Readout) -> Tensor:
-        """The row's answer: log-probabilities of its tokens (``joint``), else of the vocabulary."""
-        if readout == "joint":
-            return self.logprobs(hidden_WD, row, self.content, head)
-        place = self.content[row, : len(hidden_WD)].nonzero()[:, 0]
-        states = hidden_WD[place[:1] if readout == "last" else place]
+    def read(self, hidden_WD: Tensor, row: int, head: Head) -> Tensor:
+        """The row's answer, ``log p``; NaN without one."""
+        states = hidden_WD[self.content[row, : len(hidden_WD)]]
         return head.logits(states).mean(0).log_softmax(-1)
 
     def logprobs(self, hidden_WD: Tensor, row: int, span: Tensor, head: Head) -> Tensor:
