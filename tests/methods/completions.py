@@ -6,7 +6,6 @@ import torch
 from hypothesis import strategies as st
 
 from gear_rl.methods import Gear
-from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import TokenSignals
 
 ANY = torch.ones(1)
@@ -68,10 +67,6 @@ def written(draw, max_tokens: int = 9) -> TokenSignals:
         student_entropy=nats(),
         teacher_entropy=nats(),
     )
-
-
-def turns_of(signals: TokenSignals) -> torch.Tensor:
-    return signals.turn_id if signals.turn_id is not None else turn_ids(signals.mask)
 
 
 thresholds = st.sampled_from([0.25, 0.4, 0.5, 0.75])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gear_rl.methods import Gear, RandomOnsets, Shuffled, Uniform
 from gear_rl.types import TokenSignals
-from methods.completions import ANY, completion, gears, plain, turns_of, written
+from methods.completions import ANY, completion, gears, plain, written
 from tensor.tables import PROPERTY
 
 ONE = torch.tensor([1.0])
@@ -412,7 +412,7 @@ def test_agrees_with_the_pseudocode(gear, advantage_B, signals):
         if gear.onset_signal == "entropy":
             sought = read("student_entropy")
         ends = read({"sentence": "sentence_id", "line": "line_id"}.get(gear.end_rule, gear.end_signal))
-        turn = turns_of(signals)[b][counts].tolist()
+        turn = signals.turn_id[b][counts].tolist()
         expected, segments = slow_gear(gear, A, d, ends, turn, sought)
         found = credit.advantage[b][counts].tolist()
         assert found == pytest.approx([A * w for w in expected], rel=1e-5, abs=1e-7)

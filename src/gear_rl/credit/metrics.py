@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gear_rl.credit.plan import FALLBACKS
 from gear_rl.tensor.masked import masked_mean
-from gear_rl.tensor.segments import segment_lengths, segment_starts, turn_ids
+from gear_rl.tensor.segments import segment_lengths, segment_starts
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 logger = logging.getLogger(__name__)
@@ -82,9 +82,8 @@ def metric_sums(
     for name in ("divergence", "student_entropy"):
         if name in signals:
             sums[name] = torch.where(mask, signals.get(name), 0.0).sum()
-    turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
     for turn in range(TURNS):
-        inside = mask & (turn_id == turn)
+        inside = mask & (signals.turn_id == turn)
         sums |= {f"turn/{turn}/tokens": inside.sum(), f"turn/{turn}/weight": weight[inside].sum()}
     largest = weight.max() if weight.numel() else effective.sum()
     return {name: value.float() for name, value in sums.items()}, largest

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gear_rl.settings import AroundOne, Count, NotNegative, Share, Whole, settings_class
 from gear_rl.tensor.masked import masked_max, masked_mean, masked_minmax, masked_quantile
-from gear_rl.tensor.segments import at_segment_start, local_maxima, segment_ids, segment_starts, turn_ids
+from gear_rl.tensor.segments import at_segment_start, local_maxima, segment_ids, segment_starts
 from gear_rl.tensor.trust import prefix_trust
 from gear_rl.types import Credit, TokenSignals
 
@@ -171,13 +171,13 @@ class Gear:
             level = _normalised_signal(nats, mask, self.divergence_norm)
         match self.onset_rule:
             case "peak":
-                onset = local_maxima(level, _turns(signals)) & (level >= self.onset_threshold)
+                onset = local_maxima(level, signals.turn_id) & (level >= self.onset_threshold)
             case "threshold":
                 onset = level >= self.onset_threshold
             case "quantile":
                 onset = level >= masked_quantile(level, mask, self.onset_threshold)
             case "local_max":
-                onset = local_maxima(level, _turns(signals))
+                onset = local_maxima(level, signals.turn_id)
             case "never":
                 onset = torch.zeros_like(mask)
         return height, onset & mask & (nats >= self.onset_floor_nats) & ~noise
@@ -198,8 +198,8 @@ class Gear:
         >>> Gear().spread(torch.tensor([1.0]), signals, height, onset).advantage
         tensor([[1.3636, 1.3636, 0.2727]])
         """
-        mask, turn_id = signals.mask, _turns(signals)
-        new_turn = segment_starts(turn_id)
+        mask = signals.mask
+        new_turn = segment_starts(signals.turn_id)
         segment_id = segment_ids(
             onset, new_turn | self._ends(signals), mask, max_tokens=self.max_segment_tokens
         )
@@ -290,10 +290,6 @@ def _log_ratio(signals: TokenSignals) -> Float[Tensor, "B T"]:
 
 
 _LOGPROBS = ("student_logprob", "teacher_logprob")
-
-
-def _turns(signals: TokenSignals) -> Int[Tensor, "B T"]:
-    return signals.turn_id if signals.turn_id is not None else turn_ids(signals.mask)
 
 
 def _normalised_signal(

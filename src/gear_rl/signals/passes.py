@@ -33,7 +33,7 @@ from gear_rl.signals.signal import (
 )
 from gear_rl.tensor.bucketed import bucketed_divergence
 from gear_rl.tensor.logits import Head
-from gear_rl.tensor.segments import segment_starts, turn_ids
+from gear_rl.tensor.segments import since_segment_start
 from gear_rl.types import Signal, TokenSignals
 
 RowImages = Callable[[Int[Tensor, " N"], Int[Tensor, "N S"]], Mapping[str, Tensor]]
@@ -164,7 +164,7 @@ class ModelPasses:
                 row, column = keep.nonzero(as_tuple=True)
                 for name, value in self._statistics(wanted, token, student_ND, teacher_ND, head).items():
                     values[name][batch[row], column] = value
-        return TokenSignals(mask=mask, turn_id=turn_ids(mask), values=values)
+        return TokenSignals(mask=mask, values=values)
 
     def _folded(
         self,
@@ -414,10 +414,7 @@ def skipping_first(
     """
     if num_tokens == 0:
         return signals
-    turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
-    column = torch.arange(turn_id.shape[1], device=turn_id.device).expand(turn_id.shape)
-    since = column - torch.where(segment_starts(turn_id), column, 0).cummax(-1).values
-    skipped = signals.mask & (since < num_tokens)
+    skipped = signals.mask & (since_segment_start(signals.turn_id) < num_tokens)
     changes: dict[str, Any] = {
         name: signals.get(name).masked_fill(skipped, 0.0) for name in divergences if name in signals
     }
