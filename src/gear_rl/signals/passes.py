@@ -176,17 +176,18 @@ class ModelPasses:
         # Processes that share a sharded model must run equally many forwards. Surplus ones keep no token.
         num_batches = self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
         taught = [signal for signal in signals if signal.teacher]
-        if taught and isinstance(self.teacher, ServedTeacher):
-            return self._served(request, signals, self.teacher, student_states, num_batches)
         if TEACHER_LOGPROB in signals and (request.skip_first_tokens or len(request.teachers) > 1):
             signals = [*signals, STUDENT_LOGPROB]  # (at most twice) what a log-ratio of 0 is measured from
-        shown: Sequence[Prompts | KeptStates | None] = request.teachers[: None if taught else 1] or [None]
-        if self.teacher_model is not None and taught:
-            shown = [self.teacher_states(request, prompts, num_batches) for prompts in request.teachers]
-        scored = [
-            self.signals(taught if number else signals, request, prompts, student_states, num_batches)
-            for number, prompts in enumerate(shown)
-        ]
+        if taught and isinstance(self.teacher, ServedTeacher):
+            scored = self._served(request, signals, self.teacher, student_states, num_batches)
+        else:
+            shown: Sequence[Prompts | KeptStates | None] = request.teachers[: None if taught else 1] or [None]
+            if self.teacher_model is not None and taught:
+                shown = [self.teacher_states(request, prompts, num_batches) for prompts in request.teachers]
+            scored = [
+                self.signals(taught if number else signals, request, prompts, student_states, num_batches)
+                for number, prompts in enumerate(shown)
+            ]
         divergences = [signal.name for signal in signals if signal.is_divergence]
         right = scored[0] if len(scored) == 1 else contrast_signals(scored[0], scored[1], divergences)
         return dict(skipping_first(right, request.skip_first_tokens, divergences).values)
@@ -198,21 +199,21 @@ class ModelPasses:
         teacher: ServedTeacher,
         student_states: KeptStates | None,
         num_batches: int,
-    ) -> dict[str, Tensor]:
-        """The same with a teacher that only gives log-probs of single tokens."""
+    ) -> list[TokenSignals]:
+        """The signals for each teacher's prompts, with a teacher that only gives log-probs of single tokens."""
         check_served(wanted, teacher.top_k)
         measures = DIVERGENCE in wanted
         if student_states is None and measures:
             student_states = self._student_states(request, num_batches)
         own = [signal for signal in wanted if not signal.teacher]
-        if request.skip_first_tokens or len(request.teachers) > 1:
-            own = [*own, STUDENT_LOGPROB]
         base = self.signals(own, request, None, student_states, num_batches)
         scored, unserved = list[TokenSignals](), 0
         for prompts in request.teachers:
             logprob, top_id, top = teacher.scores(prompts, request.completions, request.scored_B)
             unserved = max(unserved, teacher.unserved)
-            values = {**base.values, "teacher_logprob": torch.where(base.mask, logprob, 0.0)}
+            values = dict(base.values)
+            if TEACHER_LOGPROB in wanted:
+                values["teacher_logprob"] = torch.where(base.mask, logprob, 0.0)
             if measures:
                 assert student_states is not None
                 values["divergence"] = torch.zeros_like(logprob)
@@ -227,9 +228,7 @@ class ModelPasses:
                     values["divergence"][places] = torch.where(logprob[places].isnan(), torch.nan, found)
             scored.append(replace(base, values=values))
         teacher.unserved = unserved
-        divergences = [signal.name for signal in wanted if signal.is_divergence]
-        right = scored[0] if len(scored) == 1 else contrast_signals(scored[0], scored[1], divergences)
-        return dict(skipping_first(right, request.skip_first_tokens, divergences).values)
+        return scored
 
     @torch.no_grad()
     def _student_states(self, request: ForwardRequest, num_batches: int) -> KeptStates:
