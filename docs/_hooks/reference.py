@@ -118,9 +118,11 @@ def _text(module: griffe.Module) -> str:
         ]
         body += f"    options:\n      members: {own or 'false'}\n"
     parts.append(body)
-    passed_on = [
-        name for name in (module.exports or ()) if name in module.members and module.members[name].is_alias
+    source = module.filepath.read_text(encoding="utf-8")
+    handed_on = [
+        str(name) for name in module.exports or re.findall(r"import (\w+) as \1$", source, re.MULTILINE)
     ]
+    passed_on = [name for name in handed_on if name in module.members and module.members[name].is_alias]
     if passed_on:
         parts.append("## Names\n\n| name | |\n|---|---|\n" + "".join(map(_row, _targets(module, passed_on))))
     if inner := _inner(module):

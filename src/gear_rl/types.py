@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gear_rl.tensor.segments import turn_ids
+
 
 class Signal:
     """The name of a signal and what it is made from; subclasses in ``gear_rl.signals`` compute one.
@@ -52,9 +54,9 @@ class TokenSignals:
 
     mask: Bool[Tensor, "B T"]
     """True on tokens the policy sampled and is trained on; False on tool output and padding."""
-    turn_id: Int[Tensor, "B T"] | None
-    """Number of the turn that emitted the token; -1 where the mask is False. Never listed in ``needs``. None
-    means the maximal runs of the mask."""
+    turn_id: Int[Tensor, "B T"]
+    """Number of the turn that emitted the token; -1 where the mask is False. Never listed in ``needs``. Unless
+    given, a turn is a maximal run of the mask."""
     values: Mapping[str, Tensor]
     """The signals by name."""
 
@@ -67,7 +69,8 @@ class TokenSignals:
         **signals: Tensor | None,
     ) -> None:
         named = {name: value for name, value in {**(values or {}), **signals}.items() if value is not None}
-        for name, value in named.items() if turn_id is None else [("turn_id", turn_id), *named.items()]:
+        turn_id = turn_ids(mask) if turn_id is None else turn_id
+        for name, value in (("turn_id", turn_id), *named.items()):
             _check_signal(name, value, mask)
         for name, value in (("mask", mask), ("turn_id", turn_id), ("values", named)):
             object.__setattr__(self, name, value)

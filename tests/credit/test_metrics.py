@@ -10,13 +10,12 @@ from gear_rl.types import Credit, TokenSignals
 
 
 def test_credit_where_the_reward_has_none_is_measured_by_its_own_size():
-    """In a group of equal rewards, as CAST credits one: 3 and -1 have the mean size 2 and count as 0.4 tokens."""
+    """In a group of equal rewards, as CAST credits one: 3 and -1 have the mean size 2."""
     credit = Credit(advantage=torch.tensor([[3.0, -1.0], [0.0, 0.0]]), segment_id=torch.tensor([[0, 1]] * 2))
     mask = torch.ones(2, 2, dtype=torch.bool)
     assert weights(credit, torch.zeros(2), mask).tolist() == [[1.5, -0.5], [1.0, 1.0]]
     none = dict.fromkeys(FALLBACKS, torch.zeros(2, dtype=torch.bool))
-    sums, largest = metric_sums(credit, TokenSignals(mask=mask), torch.zeros(2), mask.any(-1), none)
-    assert largest == 1.5 and sums["effective_tokens"].item() == pytest.approx(0.4 + 2)
+    assert metric_sums(credit, TokenSignals(mask=mask), torch.zeros(2), mask.any(-1), none)[1] == 1.5
 
 
 def test_two_completions_by_hand():
@@ -44,9 +43,6 @@ def test_two_completions_by_hand():
         "gear/divergence/mean": 8 / 8,
         "gear/segments/per_completion": 2 / 2,  # one of two tokens in each; single tokens do not count
         "gear/segments/token_share": 4 / 8,
-        "gear/segments/length": 4 / 2,
-        # (5^2 / (0.25 + 2.25 + 2.25 + 0.5625 + 0.5625) + 3^2 / (0.81 + 0.81 + 1.44)) / 2
-        "gear/weight/effective_tokens": pytest.approx((25 / 5.875 + 9 / 3.06) / 2),
         "gear/weight/turn_1": pytest.approx((5 + 1.8) / 7),
         "gear/weight/turn_2": pytest.approx(1.2),  # of the second completion alone
         "gear/weight/max": 1.5,

@@ -67,5 +67,4 @@ def part(signals: TokenSignals, rows: slice) -> TokenSignals:
     """Some rows, as wide as the longest of them."""
     width = int(signals.mask[rows].any(0).nonzero().max()) + 1
     values = {n: x[rows] if is_per_row(n) else x[rows, :width] for n, x in signals.values.items()}
-    turn_id = None if signals.turn_id is None else signals.turn_id[rows, :width]
-    return TokenSignals(mask=signals.mask[rows, :width], turn_id=turn_id, values=values)
+    return TokenSignals(mask=signals.mask[rows, :width], turn_id=signals.turn_id[rows, :width], values=values)

@@ -175,7 +175,7 @@ def test_passes_take_temperature_batch_size_seed_and_pattern_of_the_settings(tin
     trainer = shop(tmp_path, tiny_model, tools=False, **settings)
     answers = ["2 [3]", "is [14].", "none.", "[3]\n#", "so [7]", "a [9].", "[1] [2]", "[]"]
     trainer.scripts = [[answer + END] for answer in answers]
-    needs = AnswerOcclusion("joint"), AnswerGradient("joint", 0.02), AnswerActivation("last", "content")
+    needs = AnswerOcclusion(), AnswerGradient(0.02), AnswerActivation()
     output, mask, signals = seen_by_a_method(trainer, *needs)
     texts = [[trainer._tokenizer.decode([int(t)]) for t in row] for row in output["completion_ids"]]
     region = answer_regions(texts, mask, r"\[(.*)\]")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gear_rl.methods import Gear, RandomOnsets, Shuffled, Uniform
 from gear_rl.types import TokenSignals
-from methods.completions import ANY, completion, gears, plain, turns_of, written
+from methods.completions import ANY, completion, gears, plain, written
 from tensor.tables import PROPERTY
 
 ONE = torch.tensor([1.0])
@@ -172,18 +172,6 @@ def test_onset_rule(settings, onset):
 @pytest.mark.parametrize(
     ("settings", "onset"),
     [
-        # student minus teacher 0, -1/2, 3, 0, 1, 0, of which nothing below 0 counts: levels 0, 0, 1, 0, 1/3, 0
-        ({"onset_signal": "log_ratio"}, [0, 0, 1, 0, 0, 0]),
-        # were the half nat below 0 to count, the tokens of level 0 would rise to 1/7
-        (
-            {
-                "onset_signal": "log_ratio",
-                "onset_threshold": 0.1,
-                "onset_rule": "threshold",
-                "onset_floor_nats": 0.0,
-            },
-            [0, 0, 1, 0, 1, 0],
-        ),
         # levels 0, 0, 0, 1, 0, 1/4
         ({"onset_signal": "entropy"}, [0, 0, 0, 1, 0, 0]),
         ({"onset_signal": "entropy", "onset_threshold": 0.25}, [0, 0, 0, 1, 0, 1]),
@@ -192,10 +180,8 @@ def test_onset_rule(settings, onset):
     ],
 )
 def test_onset_signal(settings, onset):
-    """z of the divergence: 0, 1, 1/4, 3/4, 1/2, 0. The teacher finds tokens 2 and 4 less likely: 3 and 1 nats."""
-    signals = completion(
-        [0, 4, 1, 3, 2, 0], [0, 0, 0, 2, 0, 0.5], student=[-1] * 6, teacher=[-1, -0.5, -4, -1, -2, -1]
-    )
+    """z of the divergence: 0, 1, 1/4, 3/4, 1/2, 0."""
+    signals = completion([0, 4, 1, 3, 2, 0], [0, 0, 0, 2, 0, 0.5])
     assert onsets(plain(**settings), signals) == onset
 
 
@@ -204,7 +190,6 @@ ENDS = TokenSignals(
     mask=torch.ones(1, 6, dtype=torch.bool),
     student_entropy=torch.tensor([[0.0, 0, 0, 1, 2, 0]]),
     teacher_entropy=torch.tensor([[0, 3, 0, 0, 3, 1.4]]),
-    student_varentropy=torch.tensor([[1.0, 0, 4, 0, 0, 2]]),
     sentence_id=torch.tensor([[0, 0, 1, 1, 1, 2]]),
     line_id=torch.tensor([[0, 0, 0, 1, 1, 1]]),
     divergence=torch.tensor([[0.0, 4, 0, 0, 0, 0]]),
@@ -220,8 +205,8 @@ ENDS = TokenSignals(
         ({"end_rule": "entropy_drop"}, [0, 1, 2, 3, 4, 5]),
         # the teacher at 4; at the onset itself nothing ends
         ({"end_signal": "teacher_entropy"}, [0, 1, 1, 1, 2, 3]),
-        # levels 1/4, 0, 1, 0, 0, 1/2: at once not below 1/2, but at 3
-        ({"end_signal": "student_varentropy", "end_rule": "entropy_drop"}, [0, 1, 1, 2, 3, 4]),
+        # levels 0, 1, 0, 0, 1, 1.4/3: below 1/2 at 2
+        ({"end_signal": "teacher_entropy", "end_rule": "entropy_drop"}, [0, 1, 2, 3, 4, 5]),
         # the text: a sentence begins at 2, a line at 3
         ({"end_rule": "sentence"}, [0, 1, 2, 3, 4, 5]),
         ({"end_rule": "line"}, [0, 1, 1, 2, 3, 4]),
@@ -281,10 +266,10 @@ PAIR = ("student_logprob", "teacher_logprob")
         ({}, ("divergence", "student_entropy")),
         ({"onset_rule": "never"}, ("divergence",)),
         ({"estimator": "k3"}, (*PAIR, "student_entropy")),
-        ({"onset_signal": "log_ratio", "onset_rule": "never"}, ("divergence",)),
+        ({"onset_signal": "entropy", "onset_rule": "never"}, ("divergence",)),
         (
-            {"divergence": "jsd", "onset_signal": "log_ratio", "end_rule": "sentence"},
-            ("js_divergence", *PAIR, "sentence_id"),
+            {"onset_signal": "entropy", "end_rule": "sentence"},
+            ("divergence", "sentence_id", "student_entropy"),
         ),
     ],
 )
@@ -393,9 +378,7 @@ def slow_gear(cfg, A, d, ends, turn, sought):
 
 def divergences(cfg, read):
     if cfg.estimator == "full":
-        return read(
-            {"reverse": "divergence", "forward": "forward_divergence", "jsd": "js_divergence"}[cfg.divergence]
-        )
+        return read("divergence")
     ratios = [q - p for p, q in zip(read("student_logprob"), read("teacher_logprob"), strict=True)]
     return [abs(r) if cfg.estimator == "abs_k1" else math.exp(r) - 1 - r for r in ratios]
 
@@ -428,11 +411,8 @@ def test_agrees_with_the_pseudocode(gear, advantage_B, signals):
         sought = d
         if gear.onset_signal == "entropy":
             sought = read("student_entropy")
-        if gear.onset_signal == "log_ratio":
-            pairs = zip(read("student_logprob"), read("teacher_logprob"), share, strict=True)
-            sought = [max(0.0, p - q) * c for p, q, c in pairs]
         ends = read({"sentence": "sentence_id", "line": "line_id"}.get(gear.end_rule, gear.end_signal))
-        turn = turns_of(signals)[b][counts].tolist()
+        turn = signals.turn_id[b][counts].tolist()
         expected, segments = slow_gear(gear, A, d, ends, turn, sought)
         found = credit.advantage[b][counts].tolist()
         assert found == pytest.approx([A * w for w in expected], rel=1e-5, abs=1e-7)
@@ -450,11 +430,5 @@ def test_alpha_zero_and_a_teacher_that_agrees_are_grpo_bit_for_bit(gear, advanta
     grpo = Uniform()(advantage_B, signals).advantage
     assert torch.equal(dataclasses.replace(gear, alpha=0.0)(advantage_B, signals).advantage, grpo)
     zero = torch.zeros_like(signals.divergence)
-    agreed = dataclasses.replace(
-        signals,
-        divergence=zero,
-        forward_divergence=zero,
-        js_divergence=zero,
-        teacher_logprob=signals.student_logprob,
-    )
+    agreed = dataclasses.replace(signals, divergence=zero, teacher_logprob=signals.student_logprob)
     assert torch.equal(gear(advantage_B, agreed).advantage, grpo)

@@ -22,28 +22,23 @@ def completions(signal, region, saliency):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        # q is the second of the five, 1/10: 0.1, 1, 1, 1 + (1/10) / (9/10), 2; their sum is 469/90, to be 5.
-        ({}, [w * 450 / 469 for w in (0.1, 1, 1, 10 / 9, 2)]),
-        ({"keep_mass": False}, [0.1, 1, 1, 10 / 9, 2]),
+        # q is the second of the five, 1/10: 0.1, 1, 1, 1 + (1/10) / (9/10), 2
+        ({}, [0.1, 1, 1, 10 / 9, 2]),
         # 0.8 * 4 = 3.2, so q = 0.2 + 0.2 * 0.8 = 9/25: (1/10) / q = 5/18, (2/10) / q = 5/9, and 1 + 2.
-        ({"keep_mass": False, "threshold": 0.8, "boost": 2.0}, [0.1, 5 / 18, 5 / 18, 5 / 9, 3]),
-        # As in GRAIL's code: sorted[floor(0.4 * 5)] = 1/10; twice the lift: 11/9 and 3
-        (
-            {"keep_mass": False, "threshold": 0.4, "boost": 2.0, "quantile_rule": "floor"},
-            [0.1, 1, 1, 11 / 9, 3],
-        ),
-        ({"keep_mass": False, "min_weight": 0.9}, [0.9, 1, 1, 10 / 9, 2]),
+        ({"threshold": 0.8, "boost": 2.0}, [0.1, 5 / 18, 5 / 18, 5 / 9, 3]),
+        ({"min_weight": 0.9}, [0.9, 1, 1, 10 / 9, 2]),
     ],
 )
 @pytest.mark.parametrize("cls", [OarP, OarG])
 @pytest.mark.parametrize("advantage", [2.0, -3.0])
 def test_worked_by_hand(cls, settings, expected, advantage):
-    """Before the answer 2^k - 1 with k = 0, 1, 1, 2, 10: n = 0, 1/10, 1/10, 2/10, 1."""
+    """Before the answer 2^k - 1 with k = 0, 1, 1, 2, 10: n = 0, 1/10, 1/10, 2/10, 1. The sum is scaled to 5."""
     method = cls(**settings)
     region = [[0, 0, -1, 0, 0, 0, 2, 1, 1, 2]]
     saliency = [[0.0, 1.0, math.nan, 1.0, 3.0, 1023.0, 9.0, 9.0, 9.0, 9.0]]
     signals = completions(names_of(method.needs)[0], region, saliency)
     credit = method(torch.tensor([advantage]), signals)
+    expected = [w * 5 / sum(expected) for w in expected]
     weight = [*expected[:2], 0.0, *expected[2:], 1.0, 1.0, 1.0, 1.0]
     numbers = torch.tensor([weight]) * advantage
     torch.testing.assert_close(credit.advantage, numbers, atol=1e-5, rtol=1e-5)

@@ -37,7 +37,6 @@ def test_as_many_onsets_and_the_same_divergences(gear, signals, seed, aligned):
     """Where a segment is one token, the weights are GEAR's, moved; with ``aligned="one"`` those of the onsets."""
     gear = dataclasses.replace(
         gear,
-        divergence="reverse",
         aligned=aligned,
         end_rule="fixed_length",
         max_segment_tokens=1,

@@ -41,7 +41,7 @@ def test_worked_by_hand(method, advantage, expected):
     assert credit.segment_id.tolist() == [[0, 1, -1, 2, 3, 4, -1, 5, 6, -1]]
 
 
-def test_the_engines_turns_are_taken_where_there_are_any():
+def test_turns_that_are_given_are_taken():
     """Without a masked token between, only ``turn_id`` shows that token 2 begins another turn."""
     nats = {"student": [-1.0] * 4, "teacher": [0.0] * 4}
     one, two = completion(**nats), completion(**nats, turn_id=[0, 0, 1, 1])

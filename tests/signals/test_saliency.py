@@ -68,24 +68,15 @@ def embedded(model, b):
     return model.get_input_embeddings()(torch.tensor([PROMPTS[b] + COMPLETIONS[b]])).detach()
 
 
-def answer_logits(logits_SV, b, temperature=1.0):
-    """Row k predicts the k-th token of the answer."""
+def answer_distribution(logits_SV, b, temperature=1.0):
+    """Of the mean of the logits that predict the tokens of the answer."""
     first = len(PROMPTS[b]) - 1
-    return torch.stack([logits_SV[first + t] for t in contents(b)]) / temperature
-
-
-def answer_distribution(logits_SV, b, readout, temperature=1.0):
-    logits = answer_logits(logits_SV, b, temperature)
-    return (logits[0] if readout == "last" else logits.mean(0)).log_softmax(-1)
-
-
-def answer_likelihoods(logits_SV, b, temperature=1.0):
-    rows = answer_logits(logits_SV, b, temperature).log_softmax(-1)
-    return torch.stack([row[COMPLETIONS[b][t]] for row, t in zip(rows, contents(b), strict=True)])
+    logits = torch.stack([logits_SV[first + t] for t in contents(b)]) / temperature
+    return logits.mean(0).log_softmax(-1)
 
 
 @torch.no_grad()
-def slow_occlusion(model, readout="mean", temperature=1.0):
+def slow_occlusion(model, temperature=1.0):
     model = double(model)
     values = torch.zeros(4, WIDTH)
 
@@ -96,20 +87,13 @@ def slow_occlusion(model, readout="mean", temperature=1.0):
         for t in befores(b):
             struck = [*completion[:t], PAD, *completion[t + 1 :]]
             clean, other = logits(b, completion), logits(b, struck)
-            if readout == "joint":
-                lost = sum(answer_likelihoods(clean, b, temperature)) - sum(
-                    answer_likelihoods(other, b, temperature)
-                )
-                values[b, t] = max(lost.item(), 0.0)
-            else:
-                p = answer_distribution(clean, b, readout, temperature)
-                q = answer_distribution(other, b, readout, temperature)
-                values[b, t] = sum(p.exp() * (p - q)).item()
+            p, q = (answer_distribution(x, b, temperature) for x in (clean, other))
+            values[b, t] = sum(p.exp() * (p - q)).item()
     return values
 
 
 @torch.no_grad()
-def slow_gradient(model, noisy, readout="mean", temperature=1.0, step=1e-5):
+def slow_gradient(model, noisy, temperature=1.0, step=1e-5):
     """How fast J rises when a token's noisy embedding is moved along its clean one, by differences."""
     model = double(model)
     values = torch.zeros(4, WIDTH)
@@ -121,13 +105,8 @@ def slow_gradient(model, noisy, readout="mean", temperature=1.0, step=1e-5):
 
         def j(embedding_SD, clean=clean, b=b):
             other = model(inputs_embeds=embedding_SD[None]).logits[0]
-            if readout == "joint":
-                before, after = (answer_likelihoods(x, b, temperature).mean() for x in (clean, other))
-                return before - after
-            p = answer_distribution(clean, b, readout, temperature)
-            return sum(
-                p.exp() * ((p.exp() + 1e-12).log() - answer_distribution(other, b, readout, temperature))
-            )
+            p, q = (answer_distribution(x, b, temperature) for x in (clean, other))
+            return sum(p.exp() * ((p.exp() + 1e-12).log() - q))
 
         for t in befores(b):
             place = len(PROMPTS[b]) + t
@@ -168,23 +147,20 @@ def model() -> nn.Module:
     return net()
 
 
-@pytest.mark.parametrize("readout", ["mean", "last", "joint"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_occlusion_is_the_loop(model, readout, temperature):
-    expected = slow_occlusion(model, readout, temperature)
+def test_occlusion_is_the_loop(model, temperature):
+    expected = slow_occlusion(model, temperature)
     assert (expected > 0.001).sum() >= 4, "the loop must have something to see"
-    settings = {"readout": readout, "temperature": temperature}
     for batch_size in (1, 3, 8):
-        values = found(model, "answer_occlusion", batch_size=batch_size, **settings)
+        values = found(model, "answer_occlusion", batch_size=batch_size, temperature=temperature)
         torch.testing.assert_close(values, expected, atol=2e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("readout", ["mean", "last", "joint"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_gradient_is_the_difference_quotient(model, readout, temperature):
-    settings = {"readout": readout, "temperature": temperature, "noise_std": 0.05}
+def test_the_gradient_is_the_difference_quotient(model, temperature):
+    settings = {"temperature": temperature, "noise_std": 0.05}
     noisy, alone = noisy_embeddings(model, **settings)
-    expected = slow_gradient(model, noisy, readout, temperature)
+    expected = slow_gradient(model, noisy, temperature)
     assert (expected > 1e-3).sum() >= 3
     torch.testing.assert_close(alone, expected, atol=2e-5, rtol=2e-3)
     torch.testing.assert_close(found(model, "answer_gradient", **settings), expected, atol=2e-5, rtol=2e-3)
@@ -204,35 +180,24 @@ def test_the_noise_lies_on_the_tokens_before_the_answer_only(model):
     assert abs(torch.cat(drawn).mean()) < 0.1
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "layer", "number", "loss_span", "temperature"),
-    [
-        (5, "input", 0, "box", 1.0),
-        (5, "first", 1, "box", 1.0),
-        (5, "middle", 2, "content", 1.0),
-        (5, "last", 4, "box", 0.7),
-        (1, "last", 0, "box", 1.0),
-    ],
-)
-def test_the_activation_is_that_of_the_released_layer(num_layers, layer, number, loss_span, temperature):
-    """``hidden_states[k]`` of the model itself, in float64, differentiated from below."""
-    model = net(num_layers, scale=5.0)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_activation_is_the_releases(temperature):
+    """``hidden_states[0]`` of the model itself, in float64."""
+    model = net(num_layers=5, scale=5.0)
     exact = double(model)
     expected = torch.zeros(4, WIDTH)
-    for b, tokens in enumerate(BOX if loss_span == "box" else map(contents, range(4))):
+    for b, tokens in enumerate(BOX):
         if tokens:
-            h = embedded(exact, b).requires_grad_()
-            out = exact(inputs_embeds=h, output_hidden_states=True)
-            state = out.hidden_states[number]
-            (gradient,) = torch.autograd.grad(answer_loss(out.logits[0], b, tokens, temperature), state)
+            state = embedded(exact, b).requires_grad_()
+            logits = exact(inputs_embeds=state).logits[0]
+            (gradient,) = torch.autograd.grad(answer_loss(logits, b, tokens, temperature), state)
             for t, region in enumerate(REGIONS[b]):
                 place = len(PROMPTS[b]) + t - 1  # it predicts token t
                 if region >= 0:
                     expected[b, t] = (gradient[0, place] * state[0, place]).norm().item()
     assert (expected > 0.01).sum() >= 5
-    options = {"layer": layer, "loss_span": loss_span, "temperature": temperature}
     for batch_size in (1, 8):
-        values = found(model, "answer_activation", batch_size=batch_size, **options)
+        values = found(model, "answer_activation", batch_size=batch_size, temperature=temperature)
         torch.testing.assert_close(values, expected, atol=2e-5, rtol=2e-3)
 
 
@@ -258,14 +223,12 @@ def test_one_rows_broken_weights_are_left_in_place_and_stay_its_own(model):
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("layer", ["input", "middle"])
-def test_gradient_checkpointing_goes_on_and_changes_nothing(model, use_reentrant, layer):
-    settings = {"answer_activation": {"layer": layer}}
-    plain = {name: found(model, name, **settings.get(name, {})) for name in SIGNALS}
+def test_gradient_checkpointing_goes_on_and_changes_nothing(model, use_reentrant):
+    plain = {name: found(model, name) for name in SIGNALS}
     patched = model.model.layers[0].forward = model.model.layers[0].forward  # by somebody else
     model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
     model.train()
     for name, expected in plain.items():
-        values = found(model, name, **settings.get(name, {}))
+        values = found(model, name)
         torch.testing.assert_close(values, expected, atol=1e-5 * expected.max().item(), rtol=1e-2)
     assert vars(model.model.layers[0])["forward"] is patched

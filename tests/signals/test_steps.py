@@ -194,20 +194,6 @@ def test_a_reward_model_is_read_at_the_ends_of_steps(engine, prm):
     assert not engine.forward(none)["step_score"].any(), "weights of a batch of equal rewards"
 
 
-def test_a_rollout_that_is_longer_than_the_reward_model_reads_is_named(engine, prm, monkeypatch):
-    batch = written(engine, "1", "12 ; 3 ;4")
-    lengths = [6 + int(batch.completions.mask[0].sum()), 1 + int(batch.completions.mask[1].sum())]
-    signal, student = PrmScore(prm, "tokens"), left_padded([[5] * 6, [9]], pad_id=0)
-    inputs = {"step_id": signal.reads[0].compute(batch, engine)}
-    request = request_of([signal], batch.completions, student, inputs=inputs)
-    config = reward_model(prm, "cpu").config
-    monkeypatch.setattr(config, "max_position_embeddings", max(lengths))
-    assert engine.forward(request)["step_score"].any(), "padding is not read"
-    monkeypatch.setattr(config, "max_position_embeddings", max(lengths) - 1)
-    with pytest.raises(ValueError, match=f"prm: .* reads {max(lengths) - 1} tokens, and a rollout has"):
-        engine.forward(request)
-
-
 def test_a_model_that_is_no_classifier_is_refused(engine, prm, tmp_path):
     tiny.save(tmp_path)
     policy = str(tmp_path), "a Qwen3ForCausalLM, which has no score"

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gear_rl.tensor import divergences, logits
+from gear_rl.tensor import logits
 
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
 """The same forty examples in every run."""
@@ -43,5 +43,5 @@ def tiled(function, *args, token_tile: int = 2**30, vocab_tile: int = 2**30, **m
     def shape(num_tokens, head):
         return max(1, min(num_tokens, token_tile)), min(len(head.weight_VD), vocab_tile)
 
-    with patch.object(logits, "tile_shape", shape), patch.object(divergences, "tile_shape", shape):
+    with patch.object(logits, "tile_shape", shape):
         return function(*args, **more)

@@ -32,25 +32,18 @@ TWO = doublings([0, 1, 1, 2, 10], [0, 2, 8, 4, None])
             [[0.1, 1, 1, 10 / 9, 2], [0.1, 2 / 3, 2, 6 / 5, 0]],
         ),
         ({"threshold": 0.5, "min_weight": 0.7}, [[0.7, 1, 1, 10 / 9, 2], [0.7, 0.7, 2, 6 / 5, 0]]),
-        # sorted[floor(5 / 2)] = 1/10 as before; sorted[floor(4 / 2)] = 1/2: (1/4) / (1/2), and 1/2 lies at q.
-        (
-            {"threshold": 0.5, "quantile_rule": "floor"},
-            [[0.1, 1, 1, 10 / 9, 2], [0.1, 0.5, 2, 1, 0]],
-        ),
         # q = 0: nothing is held. q = 1: nothing is lifted.
         ({"threshold": 0.0}, [[1, 1.1, 1.1, 1.2, 2], [1, 1.25, 2, 1.5, 0]]),
         ({"threshold": 1.0}, [[0.1, 0.1, 0.1, 0.2, 1], [0.1, 0.25, 1, 0.5, 0]]),
     ],
 )
 def test_worked_by_hand(settings, expected):
-    raw = bilevel_weights(*TWO, keep_mass=False, **settings)
-    torch.testing.assert_close(raw, torch.tensor(expected, dtype=torch.float32), atol=1e-6, rtol=1e-6)
     scaled = bilevel_weights(*TWO, **settings)
     by_row = [[w * length / sum(row) for w in row] for row, length in zip(expected, (5, 4), strict=True)]
     torch.testing.assert_close(scaled, torch.tensor(by_row), atol=1e-6, rtol=1e-6)
 
 
-def slow(saliency, mask, threshold, rule, boost, min_weight, keep_mass):
+def slow(saliency, mask, threshold, boost, min_weight):
     tokens = [t for t, counts in enumerate(mask) if counts]
     weights = [0.0] * len(mask)
     if not tokens:
@@ -59,43 +52,31 @@ def slow(saliency, mask, threshold, rule, boost, min_weight, keep_mass):
     least, span = min(levels.values()), max(levels.values()) - min(levels.values())
     n = {t: (level - least) / (span or 1.0) for t, level in levels.items()}
     ordered, tau = sorted(n.values()), Fraction(str(threshold))
-    if rule == "floor":
-        q = ordered[min(math.floor(tau * len(ordered)), len(ordered) - 1)]
-    else:
-        place = tau * (len(ordered) - 1)
-        below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-        q = below + (above - below) * float(place - math.floor(place))
+    place = tau * (len(ordered) - 1)
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    q = below + (above - below) * float(place - math.floor(place))
     for t in tokens:
         if n[t] < q:
             weights[t] = max(n[t] / (q + 1e-8), min_weight)
         else:
             weights[t] = 1 + boost * (n[t] - q) / (1 - q + 1e-8)
     total = sum(weights)
-    return [w * len(tokens) / (total + 1e-8) for w in weights] if keep_mass else weights
+    return [w * len(tokens) / (total + 1e-8) for w in weights]
 
 
 @PROPERTY
 @given(
     tables(float, bool),
     st.sampled_from([0.0, 0.25, 0.4, 0.5, 0.7, 0.29, 1.0]),
-    st.sampled_from(["linear", "floor"]),
     st.sampled_from([0.0, 1.0, 2.0]),
     st.sampled_from([0.0, 0.1, 0.5]),
-    st.booleans(),
 )
-def test_agrees_with_the_loop_and_reads_nothing_masked(table, threshold, rule, boost, min_weight, keep_mass):
+def test_agrees_with_the_loop_and_reads_nothing_masked(table, threshold, boost, min_weight):
     saliency, mask = table
-    found = bilevel_weights(
-        with_nan(saliency, mask),
-        mask,
-        threshold=threshold,
-        quantile_rule=rule,
-        boost=boost,
-        min_weight=min_weight,
-        keep_mass=keep_mass,
-    )
+    settings = {"threshold": threshold, "boost": boost, "min_weight": min_weight}
+    found = bilevel_weights(with_nan(saliency, mask), mask, **settings)
     rows = zip(saliency.tolist(), mask.tolist(), strict=True)
-    expected = [slow(x, m, threshold, rule, boost, min_weight, keep_mass) for x, m in rows]
+    expected = [slow(x, m, **settings) for x, m in rows]
     torch.testing.assert_close(
         found, torch.tensor(expected, dtype=torch.float32).view(found.shape), atol=2e-5, rtol=2e-5
     )

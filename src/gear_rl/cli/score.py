@@ -52,7 +52,7 @@ def score(
     Runs the credit step on completions with a known fault. The faults are planted;
     with --trained they are those that the model makes itself after some training.
 
-    A method may have settings: --methods gear,gear:onset_signal=log_ratio
+    A method may have settings: --methods gear,gear:onset_signal=entropy
 
     A line of --data is a problem: prompt, the teacher's context
     (privileged_context, solution, answer or ground_truth), a completion, and its

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gear_rl.credit.plan import FALLBACKS
 from gear_rl.tensor.masked import masked_mean
-from gear_rl.tensor.segments import segment_lengths, segment_starts, turn_ids
+from gear_rl.tensor.segments import segment_lengths, segment_starts
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
 logger = logging.getLogger(__name__)
@@ -68,25 +68,21 @@ def metric_sums(
     weight = weights(credit, advantage_B, mask)
     length = torch.where(mask, segment_lengths(credit.segment_id), 0)
     opens = segment_starts(credit.segment_id) & (length > 1)
-    square = weight.square().sum(-1)
-    effective = torch.where(square > 0, weight.sum(-1).square() / torch.where(square > 0, square, 1.0), 0.0)
     sums = {
         "completions": trusted.sum(),
         "tokens": mask.sum(),
         "segments": opens.sum(),
         "segment_tokens": (length > 1).sum(),
-        "effective_tokens": effective.sum(),
         "scored": scored_B.sum(),
         **{f"fallback/{name}": fallback_B[name].sum() for name in FALLBACKS},
     }
     for name in ("divergence", "student_entropy"):
         if name in signals:
             sums[name] = torch.where(mask, signals.get(name), 0.0).sum()
-    turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
     for turn in range(TURNS):
-        inside = mask & (turn_id == turn)
+        inside = mask & (signals.turn_id == turn)
         sums |= {f"turn/{turn}/tokens": inside.sum(), f"turn/{turn}/weight": weight[inside].sum()}
-    largest = weight.max() if weight.numel() else effective.sum()
+    largest = weight.max() if weight.numel() else weight.sum()
     return {name: value.float() for name, value in sums.items()}, largest
 
 
@@ -94,7 +90,7 @@ def step_metrics(sums: dict[str, float], largest_weight: float, seconds: float) 
     """The metrics of one credit step, from sums over all processes; a mean over nothing is left out.
 
     >>> step_metrics({"completions": 2.0, "tokens": 8.0, "segments": 1.0, "segment_tokens": 3.0,
-    ...           "effective_tokens": 7.0, "scored": 2.0, "divergence": 4.0}, 1.5, 0.1)["gear/divergence/mean"]
+    ...           "scored": 2.0, "divergence": 4.0}, 1.5, 0.1)["gear/divergence/mean"]
     0.5
     """
     metrics = {f"gear/fallback/{name}": sums.get(f"fallback/{name}", 0.0) for name in FALLBACKS}
@@ -108,14 +104,11 @@ def step_metrics(sums: dict[str, float], largest_weight: float, seconds: float) 
             metrics["gear/entropy/mean"] = sums["student_entropy"] / sums["tokens"]
         metrics["gear/segments/per_completion"] = sums["segments"] / sums["completions"]
         metrics["gear/segments/token_share"] = sums["segment_tokens"] / sums["tokens"]
-        metrics["gear/weight/effective_tokens"] = sums["effective_tokens"] / sums["completions"]
         metrics["gear/weight/max"] = largest_weight
     if sums.get("turn/1/tokens"):
         for turn in range(TURNS):
             if tokens := sums[f"turn/{turn}/tokens"]:
                 metrics[f"gear/weight/turn_{turn + 1}"] = sums[f"turn/{turn}/weight"] / tokens
-    if sums["segments"]:
-        metrics["gear/segments/length"] = sums["segment_tokens"] / sums["segments"]
     return metrics
 
 

@@ -6,7 +6,6 @@ from gear_rl.engine import Tokenizer, token_texts
 from gear_rl.records import Record
 from gear_rl.rollouts import Prompts
 from gear_rl.tensor.lists import float_list, int_list
-from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import is_per_row
 
 
@@ -19,7 +18,6 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
     batch, credit, signals = plan.batch, result.credit, result.signals
     cut_off = batch.completions.truncated
     weight = weights(credit, batch.advantage_B, signals.mask)
-    turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
     # A record has the ids of its tokens already.
     names = [signal.name for signal in plan.signals if not is_per_row(signal.name)]
     shown = {name: signals.get(name) for name in names if name != "token_id"}
@@ -37,7 +35,7 @@ def records_of(plan: CreditPlan, result: CreditResult, tokenizer: Tokenizer) -> 
                 tokens=tokens,
                 ids=int_list(own),
                 mask=[int(trained) for trained in int_list(signals.mask[b][kept])],
-                turn=int_list(turn_id[b][kept]),
+                turn=int_list(signals.turn_id[b][kept]),
                 segment=int_list(credit.segment_id[b][kept]),
                 reward=batch.rewards[b],
                 advantage=float(batch.advantage_B[b]),

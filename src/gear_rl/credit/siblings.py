@@ -29,16 +29,14 @@ def credit_beside_siblings(
     num_rows, num_columns = signals.mask.shape
     widest = int(engine.gather(torch.tensor([num_columns], device=signals.mask.device)).max())
     # Not every communication library gathers booleans.
-    values = {"mask": signals.mask.long(), **signals.values}
-    if signals.turn_id is not None:
-        values["turn_id"] = signals.turn_id
+    values = {"mask": signals.mask.long(), "turn_id": signals.turn_id, **signals.values}
     for name, value in values.items():
         if not is_per_row(name):
             # Integer signals are -1 outside the mask, and padding is outside.
             outside = -1 if name != "mask" and value.dtype == torch.int64 else 0
             value = nn.functional.pad(value, (0, widest - num_columns), value=outside)
         values[name] = engine.gather(value)
-    mask, turn_id = values.pop("mask").bool(), values.pop("turn_id", None)
+    mask, turn_id = values.pop("mask").bool(), values.pop("turn_id")
     credit = method(engine.gather(advantage_B), TokenSignals(mask=mask, turn_id=turn_id, values=values))
     own = slice(engine.rank * num_rows, (engine.rank + 1) * num_rows)
     distill = credit.distill_weight
@@ -108,5 +106,5 @@ def leave_out_rows(signals: TokenSignals, absent_B: Bool[Tensor, " B"], alone: i
             values[name] = torch.where(absent_B, alone, value)
         elif not value.is_floating_point():
             values[name] = torch.where(absent, -1, value)
-    turn_id = None if signals.turn_id is None else torch.where(absent, -1, signals.turn_id)
+    turn_id = torch.where(absent, -1, signals.turn_id)
     return TokenSignals(mask=signals.mask & ~absent, turn_id=turn_id, values=values)

@@ -27,7 +27,6 @@ from gear_rl.signals.passes import PassSignal, skipping_first
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.signals.table import signals_of
 from gear_rl.tensor.lists import float_list
-from gear_rl.tensor.segments import turn_ids
 from gear_rl.traits import at_step, distillation_of, is_additive, with_state
 from gear_rl.types import Credit, CreditAssigner, TokenSignals
 
@@ -163,8 +162,7 @@ def collect(plan: CreditPlan, engine: Engine) -> TokenSignals:
     values = {signal.name: made[signal.name] for signal in plain}
     if passes:
         values |= engine.forward(plan.request(passes, {signal.name: made[signal.name] for signal in read}))
-    mask = batch.completions.mask
-    return TokenSignals(mask=mask, turn_id=turn_ids(mask), values=values)
+    return TokenSignals(mask=batch.completions.mask, values=values)
 
 
 def report(plan: CreditPlan, result: CreditResult, engine: Engine, seconds: float) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from gear_rl.settings import Positive, Share, settings_class
 from gear_rl.tensor.groups import group_relative, has_turn, on_turns, returns_to_go, turn_sums
 from gear_rl.tensor.masked import masked_mean
-from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, TokenSignals
 
 
@@ -57,7 +56,7 @@ class AgentOpsd:
         return ("student_logprob", "teacher_logprob", "group_B", "success_B") if self.strength > 0 else ()
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
+        turn_id = signals.turn_id
         weight = torch.ones_like(signals.mask, dtype=advantage_B.dtype)
         if self.strength > 0:
             has = has_turn(turn_id)

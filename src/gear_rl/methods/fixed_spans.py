@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gear_rl.settings import Count, Share, settings_class
 from gear_rl.tensor.masked import masked_mean
-from gear_rl.tensor.segments import segment_starts, since_segment_start, turn_ids
+from gear_rl.tensor.segments import segment_starts, since_segment_start
 from gear_rl.types import Credit, TokenSignals
 
 Unit = Literal["tokens", "sentence", "line", "turn"]
@@ -62,7 +62,7 @@ class FixedSpans:
         return Credit.from_weights(advantage_B, weight, span_id)
 
     def _spans(self, signals: TokenSignals) -> Int[Tensor, "B T"]:
-        turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
+        turn_id = signals.turn_id
         opens = segment_starts(turn_id)
         if self.unit == "tokens":
             opens = signals.mask & (since_segment_start(turn_id) % self.span_tokens == 0)

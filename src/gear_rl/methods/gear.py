@@ -5,24 +5,23 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gear_rl.settings import AroundOne, Count, NotNegative, Share, Whole, settings_class
 from gear_rl.tensor.masked import masked_max, masked_mean, masked_minmax, masked_quantile
-from gear_rl.tensor.segments import at_segment_start, local_maxima, segment_ids, segment_starts, turn_ids
+from gear_rl.tensor.segments import at_segment_start, local_maxima, segment_ids, segment_starts
 from gear_rl.tensor.trust import prefix_trust
 from gear_rl.types import Credit, TokenSignals
 
-Divergence = Literal["reverse", "forward", "jsd"]
 Estimator = Literal["full", "k3", "abs_k1"]
 Normaliser = Literal["minmax", "max", "log1p_minmax", "robust", "none"]
 EntropyNormaliser = Literal["minmax", "max", "log1p_minmax", "robust", "log_vocab", "none"]
-OnsetSignal = Literal["divergence", "log_ratio", "entropy"]
+OnsetSignal = Literal["divergence", "entropy"]
 Departures = Literal["all", "with_reward"]
 OnsetRule = Literal["peak", "threshold", "quantile", "local_max", "never"]
 EndRule = Literal["next_fork", "entropy_drop", "fixed_length", "turn", "sentence", "line"]
-EndSignal = Literal["student_entropy", "teacher_entropy", "student_varentropy"]
+EndSignal = Literal["student_entropy", "teacher_entropy"]
 Aligned = Literal["own", "one"]
 WeightFunction = Literal["linear", "exp"]
 SignMode = Literal["agnostic", "aware", "neg_only"]
@@ -67,12 +66,9 @@ class Gear:
     }
     """Settings that a name stands for, as in ``gear:tokens``."""
 
-    divergence: Divergence = "reverse"
-    """Of student ``p`` and teacher ``q``: ``reverse``, KL(p || q); ``forward``, KL(q || p);
-    ``jsd``, Jensen-Shannon. The last two need ``estimator="full"``."""
     estimator: Estimator = "full"
-    """``full``: exact, over the vocabulary. ``k3``, ``exp(r) - 1 - r``, and ``abs_k1``, ``|r|``: estimates from
-    the sampled token's log-ratio ``r``, cheaper and noisier."""
+    """Of the reverse KL. ``full``: exact, over the vocabulary. ``k3``, ``exp(r) - 1 - r``, and ``abs_k1``,
+    ``|r|``: estimates from the sampled token's log-ratio ``r``, cheaper and noisier."""
     divergence_norm: Normaliser = "minmax"
     """Scale within a completion: ``minmax``; ``max``, d / max; ``log1p_minmax``; ``robust``, d / 99th percentile,
     at most 1; ``none``, nats."""
@@ -87,9 +83,8 @@ class Gear:
     """Discounts what follows a mistake: a divergence counts by ``exp(-u_t)``, with
     ``u_t = aftermath (u_{t-1} + max(0, log p(y_{t-1}) - log q(y_{t-1})))``. 0 counts all in full."""
     onset_signal: OnsetSignal = "divergence"
-    """Signal whose peaks are onsets: ``divergence``; ``log_ratio``, the nats by which the teacher finds the
-    sampled token less likely, at least 0; or the student's ``entropy``, which ignores ``departures`` and
-    ``aftermath``. The weight is always the onset's divergence."""
+    """Signal whose peaks are onsets: ``divergence``, or the student's ``entropy``, which ignores ``departures``
+    and ``aftermath``. The weight is always the onset's divergence."""
     onset_rule: OnsetRule = "peak"
     """Onsets: ``peak``, local maxima of a turn at or above the threshold; ``threshold``, all tokens at or above
     it; ``quantile``, all at or above that quantile; ``local_max``, all local maxima; ``never``, none, for weights
@@ -104,8 +99,7 @@ class Gear:
     threshold; ``entropy_drop``, below it; ``fixed_length``, after ``max_segment_tokens``; end of the ``turn``,
     ``sentence`` or ``line``."""
     end_signal: EndSignal = "student_entropy"
-    """Read by ``next_fork`` and ``entropy_drop``: ``student_entropy``, ``teacher_entropy`` or
-    ``student_varentropy``, the variance of -log p."""
+    """Read by ``next_fork`` and ``entropy_drop``: ``student_entropy`` or ``teacher_entropy``."""
     end_threshold: NotNegative = 0.05
     """On the normalised scale of the end signal."""
     max_segment_tokens: Count | None = None
@@ -129,16 +123,6 @@ class Gear:
             raise ValueError(f"onset_threshold: {self.onset_threshold} is a quantile here; give at most 1")
         if self.end_rule == "fixed_length" and self.max_segment_tokens is None:
             raise ValueError("max_segment_tokens: end_rule='fixed_length' needs a length, for example 8")
-        if self.divergence != "reverse" and self.estimator != "full":
-            raise ValueError(
-                f"divergence: {self.divergence!r} cannot be estimated by {self.estimator!r} from the sampled "
-                "token; set estimator to 'full'"
-            )
-        if self.entropy_norm == "log_vocab" and self.end_signal == "student_varentropy":
-            raise ValueError(
-                "entropy_norm: 'log_vocab' is the scale of an entropy; end_signal='student_varentropy' needs "
-                "another, for example 'minmax'"
-            )
         if self.entropy_norm == "log_vocab" and self.vocab_size < 2:
             raise ValueError(
                 f"vocab_size: {self.vocab_size}; entropy_norm='log_vocab' needs the number of tokens"
@@ -146,12 +130,12 @@ class Gear:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        signals = (_DIVERGENCES[self.divergence],) if self.estimator == "full" else _LOGPROBS
-        if self._searches("log_ratio") or self.departures != "all" or self.aftermath > 0:
+        signals = ("divergence",) if self.estimator == "full" else _LOGPROBS
+        if self.departures != "all" or self.aftermath > 0:
             signals += _LOGPROBS
         if self._end_reads is not None:
             signals += (self._end_reads,)
-        if self._searches("entropy"):
+        if self._onsets_from_entropy:
             signals += ("student_entropy",)
         return tuple(dict.fromkeys(signals))
 
@@ -176,28 +160,24 @@ class Gear:
         (tensor([[0.0000, 1.0000, 0.5000]]), tensor([[False,  True, False]]))
         """
         mask = signals.mask
-        counts = self._counts(advantage_B, signals)
-        nats = self._divergence(signals) * counts
+        nats = self._divergence(signals) * self._counts(advantage_B, signals)
         noise = masked_max(nats, mask) < NOISE_NATS
         # A NaN is below nothing: it stays, so that an engine sees it.
         quiet = masked_max(nats, mask) < max(NOISE_NATS, self.onset_floor_nats)
-        height = level = _normalised_entropy(torch.where(quiet, 0.0, nats), mask, self.divergence_norm)
-        if self.onset_signal != "divergence":
-            if self._searches("log_ratio"):
-                nats = -_log_ratio(signals).clamp(max=0.0) * counts
-            elif self._searches("entropy"):
-                nats = signals.get("student_entropy")
+        height = level = _normalised_signal(torch.where(quiet, 0.0, nats), mask, self.divergence_norm)
+        if self._onsets_from_entropy:
+            nats = signals.get("student_entropy")
             noise = masked_max(nats, mask) < NOISE_NATS
-            level = _normalised_entropy(nats, mask, self.divergence_norm)
+            level = _normalised_signal(nats, mask, self.divergence_norm)
         match self.onset_rule:
             case "peak":
-                onset = local_maxima(level, _turns(signals)) & (level >= self.onset_threshold)
+                onset = local_maxima(level, signals.turn_id) & (level >= self.onset_threshold)
             case "threshold":
                 onset = level >= self.onset_threshold
             case "quantile":
                 onset = level >= masked_quantile(level, mask, self.onset_threshold)
             case "local_max":
-                onset = local_maxima(level, _turns(signals))
+                onset = local_maxima(level, signals.turn_id)
             case "never":
                 onset = torch.zeros_like(mask)
         return height, onset & mask & (nats >= self.onset_floor_nats) & ~noise
@@ -218,8 +198,8 @@ class Gear:
         >>> Gear().spread(torch.tensor([1.0]), signals, height, onset).advantage
         tensor([[1.3636, 1.3636, 0.2727]])
         """
-        mask, turn_id = signals.mask, _turns(signals)
-        new_turn = segment_starts(turn_id)
+        mask = signals.mask
+        new_turn = segment_starts(signals.turn_id)
         segment_id = segment_ids(
             onset, new_turn | self._ends(signals), mask, max_tokens=self.max_segment_tokens
         )
@@ -239,13 +219,15 @@ class Gear:
             return self.end_signal
         return {"sentence": "sentence_id", "line": "line_id"}.get(self.end_rule)
 
-    def _searches(self, signal: OnsetSignal) -> bool:
-        return self.onset_rule != "never" and self.onset_signal == signal
+    @property
+    def _onsets_from_entropy(self) -> bool:
+        """Whether the student's entropy is searched for onsets."""
+        return self.onset_rule != "never" and self.onset_signal == "entropy"
 
     def _divergence(self, signals: TokenSignals) -> Float[Tensor, "B T"]:
         if self.estimator == "full":
             # None is negative but by rounding, and a weight of less than 1 would be made of that.
-            return signals.get(_DIVERGENCES[self.divergence]).clamp(min=0.0)
+            return signals.get("divergence").clamp(min=0.0)
         log_ratio = _log_ratio(signals)
         if self.estimator == "abs_k1":
             return log_ratio.abs()
@@ -272,7 +254,7 @@ class Gear:
         if self.entropy_norm == "log_vocab":
             level = read / math.log(self.vocab_size)
         else:
-            level = _normalised_entropy(read, signals.mask, self.entropy_norm)
+            level = _normalised_signal(read, signals.mask, self.entropy_norm)
         return level >= self.end_threshold if self.end_rule == "next_fork" else level < self.end_threshold
 
     def _weight(self, z: Float[Tensor, "B T"], advantage_B: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
@@ -307,15 +289,10 @@ def _log_ratio(signals: TokenSignals) -> Float[Tensor, "B T"]:
     return signals.get("teacher_logprob") - signals.get("student_logprob")
 
 
-_DIVERGENCES = {"reverse": "divergence", "forward": "forward_divergence", "jsd": "js_divergence"}
 _LOGPROBS = ("student_logprob", "teacher_logprob")
 
 
-def _turns(signals: TokenSignals) -> Int[Tensor, "B T"]:
-    return signals.turn_id if signals.turn_id is not None else turn_ids(signals.mask)
-
-
-def _normalised_entropy(
+def _normalised_signal(
     x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], how: EntropyNormaliser
 ) -> Float[Tensor, "B T"]:
     """``x`` on the scale that ``how`` names, row by row; 0 on masked tokens."""

@@ -17,7 +17,6 @@ from gear_rl.tensor.groups import (
     returns_to_go,
     turn_values,
 )
-from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, Signal, TokenSignals
 
 Normaliser = Literal["mean", "mean_std"]
@@ -72,7 +71,7 @@ class Gigpo:
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask
-        turn_id = turn_ids(mask) if signals.turn_id is None else signals.turn_id
+        turn_id = signals.turn_id
         advantage = advantage_B[:, None].expand(mask.shape)
         if self.turn_weight > 0:
             has = has_turn(turn_id)

@@ -7,13 +7,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gear_rl.settings import NotNegative, Share, settings_class
-from gear_rl.signals.saliency import AnswerActivation, Layer, LossSpan
 from gear_rl.tensor.masked import masked_mean, masked_rank
-from gear_rl.types import Credit, Signal, TokenSignals
+from gear_rl.types import Credit, TokenSignals
 
 Symmetry = Literal["wrong", "correct", "both"]
-Box = Literal["every", "reweighted", "none"]
-Among = Literal["completion", "before"]
 
 
 @settings_class
@@ -24,8 +21,8 @@ class Grail:
     ``w = clip(mean + std z, min_weight, max_weight)`` where ``A <= 0``, else 1. Then the answer's content gets
     ``max_weight``, its delimiters and all after it ``mean``. ``A_t = A (1 + strength (w - 1))``.
 
-    The release overrides the answer in successes too (``box``) and includes tokens in the z-score that cannot
-    move the answer (``among``).
+    As in the release, the answer is overridden in successes too, and the z-score includes tokens that cannot
+    move the answer.
 
     >>> e = 2.718281828
     >>> signals = TokenSignals(
@@ -35,8 +32,8 @@ class Grail:
     ... )
     >>> Grail()(torch.tensor([-1.0]), signals).advantage
     tensor([[-1.5000, -0.5000, -1.0000, -5.0000]])
-    >>> Grail(box="reweighted")(torch.tensor([1.0]), signals).advantage
-    tensor([[1., 1., 1., 1.]])
+    >>> Grail()(torch.tensor([1.0]), signals).advantage
+    tensor([[1., 1., 1., 5.]])
     """
 
     name: ClassVar[str] = "grail"
@@ -54,15 +51,6 @@ class Grail:
     """Least weight."""
     max_weight: NotNegative = 5.0
     """Largest weight, and that of the answer's content."""
-    box: Box = "every"
-    """Completions whose answer tokens are overridden: ``every`` (released), the ``reweighted``, or ``none``."""
-    among: Among = "completion"
-    """Tokens of the z-score: the whole ``completion`` (released) or those ``before`` the answer."""
-
-    layer: Layer = "input"
-    """Activations: ``input`` embeddings, or hidden states of the ``first``, ``middle`` or ``last`` layer."""
-    loss_span: LossSpan = "box"
-    """Tokens of the loss whose gradient is taken: the ``box`` (answer and delimiters) or its ``content``."""
 
     def __post_init__(self) -> None:
         if not self.min_weight <= self.mean <= self.max_weight:
@@ -72,11 +60,9 @@ class Grail:
             )
 
     @property
-    def needs(self) -> tuple[str | Signal, ...]:
+    def needs(self) -> tuple[str, ...]:
         # The saliency first: a shuffle is drawn from it, and regions are much alike.
-        if self.strength == 0:
-            return ()
-        return (AnswerActivation(self.layer, self.loss_span), "answer_region")
+        return ("answer_activation", "answer_region") if self.strength > 0 else ()
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask
@@ -85,13 +71,10 @@ class Grail:
             region = torch.where(mask, signals.get("answer_region"), -1)
             answered = (region == 1).any(-1, keepdim=True)
             reweighted = answered & self._meant(advantage_B)[:, None]
-            pool = mask if self.among == "completion" else region == 0
-            raw = self.mean + self.std * _z_score(signals.get("answer_activation"), pool)
+            raw = self.mean + self.std * _z_score(signals.get("answer_activation"), mask)
             weight = torch.where(reweighted, raw.clamp(self.min_weight, self.max_weight), weight)
-            if self.box != "none":
-                overridden = answered if self.box == "every" else reweighted
-                weight = torch.where(overridden & (region == 1), self.max_weight, weight)
-                weight = torch.where(overridden & (region == 2), self.mean, weight)
+            weight = torch.where(region == 1, self.max_weight, weight)
+            weight = torch.where(answered & (region == 2), self.mean, weight)
             weight = 1.0 + self.strength * (weight - 1.0)
         return Credit.from_weights(advantage_B, weight, masked_rank(mask))
 
@@ -101,9 +84,9 @@ class Grail:
         return advantage_B > 0 if self.symmetry == "correct" else advantage_B <= 0
 
 
-def _z_score(saliency: Float[Tensor, "B T"], pool: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Log-saliency of every token by mean and deviation of the pool's."""
+def _z_score(saliency: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Log-saliency of every token by mean and deviation of the completion's."""
     # In float32 the mean of equal values may miss them by 2e-6, which a deviation of 1e-4 makes 2% of a weight.
     level = (saliency.double() + 1e-8).log()
-    offset = level - masked_mean(level, pool)
-    return (offset / (masked_mean(offset.square(), pool) + 1e-8).sqrt()).to(saliency.dtype)
+    offset = level - masked_mean(level, mask)
+    return (offset / (masked_mean(offset.square(), mask) + 1e-8).sqrt()).to(saliency.dtype)

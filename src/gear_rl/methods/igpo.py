@@ -20,7 +20,6 @@ from gear_rl.tensor.groups import (
     turn_groups,
     turn_values,
 )
-from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, Signal, TokenSignals
 
 Baseline = Literal["turn", "group", "kind", "token"]
@@ -94,7 +93,7 @@ class Igpo:
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask
-        turn_id = turn_ids(mask) if signals.turn_id is None else signals.turn_id
+        turn_id = signals.turn_id
         advantage = advantage_B[:, None].expand(mask.shape)
         if self.strength > 0:
             has = has_turn(turn_id)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gear_rl.settings import NotNegative, Positive, settings_class
 from gear_rl.tensor.groups import group_relative, turn_values
-from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, TokenSignals
 
 
@@ -48,7 +47,7 @@ class MtGrpo:
 
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         mask = signals.mask
-        turn_id = turn_ids(mask) if signals.turn_id is None else signals.turn_id
+        turn_id = signals.turn_id
         advantage = advantage_B[:, None].expand(mask.shape)
         if self.turn_weight > 0:
             group_B = signals.get("group_B")

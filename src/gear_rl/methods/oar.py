@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gear_rl.settings import NotNegative, Positive, Share, settings_class
-from gear_rl.signals.saliency import AnswerGradient, AnswerOcclusion, Readout
-from gear_rl.tensor.bilevel import QuantileRule, bilevel_weights
+from gear_rl.signals.saliency import AnswerGradient, AnswerOcclusion
+from gear_rl.tensor.bilevel import bilevel_weights
 from gear_rl.tensor.masked import masked_rank
 from gear_rl.types import Credit, Signal, TokenSignals
 
@@ -27,12 +27,8 @@ class _Oar:
     """Quantile between lowered and raised tokens, the paper's tau."""
     boost: NotNegative = 1.0
     """How far the most salient token is raised before the scaling, the paper's beta."""
-    quantile_rule: QuantileRule = "linear"
-    """``linear`` between neighbours (released snippet), or ``floor``, the token of that rank (GRAIL's code)."""
     min_weight: Share = 0.1
     """Least weight of a lowered token before the scaling."""
-    keep_mass: bool = True
-    """Scale the weights before the answer to mean 1."""
 
     @property
     @abstractmethod
@@ -51,13 +47,7 @@ class _Oar:
             answered = (mask & (region == 1)).any(-1, keepdim=True)
             before = mask & (region == 0) & answered
             reshaped = bilevel_weights(
-                saliency,
-                before,
-                threshold=self.threshold,
-                quantile_rule=self.quantile_rule,
-                boost=self.boost,
-                min_weight=self.min_weight,
-                keep_mass=self.keep_mass,
+                saliency, before, threshold=self.threshold, boost=self.boost, min_weight=self.min_weight
             )
             weight = torch.where(before, 1.0 + self.strength * (reshaped - 1.0), 1.0)
         return Credit.from_weights(advantage_B, weight, masked_rank(mask))
@@ -86,13 +76,9 @@ class OarP(_Oar):
 
     name: ClassVar[str] = "oar_p"
 
-    readout: Readout = "mean"
-    """What is read of the answer: softmax of its ``mean`` logits, the ``last`` logits before it, or its ``joint``
-    log-likelihood."""
-
     @property
     def _saliency(self) -> Signal:
-        return AnswerOcclusion(self.readout)
+        return AnswerOcclusion()
 
 
 @settings_class
@@ -110,18 +96,15 @@ class OarG(_Oar):
     ...     answer_region=torch.tensor([[0, 0, 0, 2, 1]]),
     ...     answer_gradient=torch.tensor([[0.0, 1.0, 3.0, 0.0, 0.0]]),  # n = 0, 1/2, 1 and q = 1/4
     ... )
-    >>> OarG(keep_mass=False)(torch.tensor([3.0]), signals).advantage  # w = 0.1, 4/3, 2
-    tensor([[0.3000, 4.0000, 6.0000, 3.0000, 3.0000]])
+    >>> OarG()(torch.tensor([2.0]), signals).advantage
+    tensor([[0.1748, 2.3301, 3.4951, 2.0000, 2.0000]])
     """
 
     name: ClassVar[str] = "oar_g"
 
-    readout: Readout = "mean"
-    """What is read of the answer: softmax of its ``mean`` logits, the ``last`` logits before it, or its ``joint``
-    log-likelihood."""
     noise_std: Positive = 1e-3
     """Standard deviation of the noise on the embeddings."""
 
     @property
     def _saliency(self) -> Signal:
-        return AnswerGradient(self.readout, self.noise_std)
+        return AnswerGradient(self.noise_std)

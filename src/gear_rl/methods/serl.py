@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gear_rl.methods.rlsd import Rlsd
 from gear_rl.settings import Count, settings_class
-from gear_rl.tensor.segments import since_segment_start, turn_ids
+from gear_rl.tensor.segments import since_segment_start
 from gear_rl.types import Credit, TokenSignals
 
 
@@ -62,7 +62,7 @@ class Serl:
         return replace(credit, advantage=torch.where(self._actions(signals), credit.advantage, plain))
 
     def _actions(self, signals: TokenSignals) -> Bool[Tensor, "B T"]:
-        turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
+        turn_id = signals.turn_id
         action = signals.mask
         if self.answered_only and turn_id.shape[-1]:
             action = action & (turn_id < turn_id.amax(-1, keepdim=True))

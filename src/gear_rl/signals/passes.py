@@ -24,7 +24,6 @@ from gear_rl.model.teacher import Teacher
 from gear_rl.rollouts import Prompts, trained_width
 from gear_rl.signals.signal import (
     DIVERGENCE,
-    DIVERGENCES,
     STUDENT_LOGPROB,
     TEACHER_LOGPROB,
     BatchSignal,
@@ -32,9 +31,9 @@ from gear_rl.signals.signal import (
     FoldSignal,
     States,
 )
-from gear_rl.tensor.divergences import bucketed_divergence
+from gear_rl.tensor.bucketed import bucketed_divergence
 from gear_rl.tensor.logits import Head
-from gear_rl.tensor.segments import segment_starts, turn_ids
+from gear_rl.tensor.segments import since_segment_start
 from gear_rl.types import Signal, TokenSignals
 
 RowImages = Callable[[Int[Tensor, " N"], Int[Tensor, "N S"]], Mapping[str, Tensor]]
@@ -165,7 +164,7 @@ class ModelPasses:
                 row, column = keep.nonzero(as_tuple=True)
                 for name, value in self._statistics(wanted, token, student_ND, teacher_ND, head).items():
                     values[name][batch[row], column] = value
-        return TokenSignals(mask=mask, turn_id=turn_ids(mask), values=values)
+        return TokenSignals(mask=mask, values=values)
 
     def _folded(
         self,
@@ -177,17 +176,18 @@ class ModelPasses:
         # Processes that share a sharded model must run equally many forwards. Surplus ones keep no token.
         num_batches = self.largest(-(-int(request.scored_B.sum()) // self.batch_size))
         taught = [signal for signal in signals if signal.teacher]
-        if taught and isinstance(self.teacher, ServedTeacher):
-            return self._served(request, signals, self.teacher, student_states, num_batches)
         if TEACHER_LOGPROB in signals and (request.skip_first_tokens or len(request.teachers) > 1):
             signals = [*signals, STUDENT_LOGPROB]  # (at most twice) what a log-ratio of 0 is measured from
-        shown: Sequence[Prompts | KeptStates | None] = request.teachers[: None if taught else 1] or [None]
-        if self.teacher_model is not None and taught:
-            shown = [self.teacher_states(request, prompts, num_batches) for prompts in request.teachers]
-        scored = [
-            self.signals(taught if number else signals, request, prompts, student_states, num_batches)
-            for number, prompts in enumerate(shown)
-        ]
+        if taught and isinstance(self.teacher, ServedTeacher):
+            scored = self._served(request, signals, self.teacher, student_states, num_batches)
+        else:
+            shown: Sequence[Prompts | KeptStates | None] = request.teachers[: None if taught else 1] or [None]
+            if self.teacher_model is not None and taught:
+                shown = [self.teacher_states(request, prompts, num_batches) for prompts in request.teachers]
+            scored = [
+                self.signals(taught if number else signals, request, prompts, student_states, num_batches)
+                for number, prompts in enumerate(shown)
+            ]
         divergences = [signal.name for signal in signals if signal.is_divergence]
         right = scored[0] if len(scored) == 1 else contrast_signals(scored[0], scored[1], divergences)
         return dict(skipping_first(right, request.skip_first_tokens, divergences).values)
@@ -199,21 +199,21 @@ class ModelPasses:
         teacher: ServedTeacher,
         student_states: KeptStates | None,
         num_batches: int,
-    ) -> dict[str, Tensor]:
-        """The same with a teacher that only gives log-probs of single tokens."""
+    ) -> list[TokenSignals]:
+        """The signals for each teacher's prompts, with a teacher that only gives log-probs of single tokens."""
         check_served(wanted, teacher.top_k)
         measures = DIVERGENCE in wanted
         if student_states is None and measures:
             student_states = self._student_states(request, num_batches)
         own = [signal for signal in wanted if not signal.teacher]
-        if request.skip_first_tokens or len(request.teachers) > 1:
-            own = [*own, STUDENT_LOGPROB]
         base = self.signals(own, request, None, student_states, num_batches)
         scored, unserved = list[TokenSignals](), 0
         for prompts in request.teachers:
             logprob, top_id, top = teacher.scores(prompts, request.completions, request.scored_B)
             unserved = max(unserved, teacher.unserved)
-            values = {**base.values, "teacher_logprob": torch.where(base.mask, logprob, 0.0)}
+            values = dict(base.values)
+            if TEACHER_LOGPROB in wanted:
+                values["teacher_logprob"] = torch.where(base.mask, logprob, 0.0)
             if measures:
                 assert student_states is not None
                 values["divergence"] = torch.zeros_like(logprob)
@@ -228,9 +228,7 @@ class ModelPasses:
                     values["divergence"][places] = torch.where(logprob[places].isnan(), torch.nan, found)
             scored.append(replace(base, values=values))
         teacher.unserved = unserved
-        divergences = [signal.name for signal in wanted if signal.is_divergence]
-        right = scored[0] if len(scored) == 1 else contrast_signals(scored[0], scored[1], divergences)
-        return dict(skipping_first(right, request.skip_first_tokens, divergences).values)
+        return scored
 
     @torch.no_grad()
     def _student_states(self, request: ForwardRequest, num_batches: int) -> KeptStates:
@@ -378,7 +376,7 @@ def check_served(signals: Sequence[Signal], top_k: int, method: str = "it") -> N
 
 
 def contrast_signals(
-    right: TokenSignals, wrong: TokenSignals, divergences: Sequence[str] = DIVERGENCES
+    right: TokenSignals, wrong: TokenSignals, divergences: Sequence[str] = ("divergence",)
 ) -> TokenSignals:
     """The signals of the right context less those of the wrong one; what both hints cause alike cancels.
 
@@ -401,7 +399,7 @@ def contrast_signals(
 
 
 def skipping_first(
-    signals: TokenSignals, num_tokens: int, divergences: Sequence[str] = DIVERGENCES
+    signals: TokenSignals, num_tokens: int, divergences: Sequence[str] = ("divergence",)
 ) -> TokenSignals:
     """The same signals, with the teacher agreeing with the student on the first tokens of every turn.
 
@@ -415,10 +413,7 @@ def skipping_first(
     """
     if num_tokens == 0:
         return signals
-    turn_id = turn_ids(signals.mask) if signals.turn_id is None else signals.turn_id
-    column = torch.arange(turn_id.shape[1], device=turn_id.device).expand(turn_id.shape)
-    since = column - torch.where(segment_starts(turn_id), column, 0).cummax(-1).values
-    skipped = signals.mask & (since < num_tokens)
+    skipped = signals.mask & (since_segment_start(signals.turn_id) < num_tokens)
     changes: dict[str, Any] = {
         name: signals.get(name).masked_fill(skipped, 0.0) for name in divergences if name in signals
     }

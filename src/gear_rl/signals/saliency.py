@@ -1,10 +1,9 @@
 """What the student's own answer depends on: tokens replaced by padding, and gradients to the model's inputs.
 
 Each token before the answer is measured by what it did to the answer, which is read from the positions that
-predict its content (``signals.answers``). ``p`` is the softmax of the ``mean`` of their logits, or of the
-``last`` logits before the answer, which predict its first token; ``joint`` is the log-likelihood of its tokens.
-Logits are divided by the temperature, as GRAIL does and OAR's snippet does not. Dropout is off; gradients are of
-activations only, and no parameter gets one.
+predict its content (``signals.answers``). ``p`` is the softmax of the mean of their logits. Logits are divided by
+the temperature, as GRAIL does and OAR's snippet does not. Dropout is off; gradients are of activations only, and
+no parameter gets one.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,10 +34,6 @@ from gear_rl.signals.passes import ModelPasses, PassSignal
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.lists import int_list
 from gear_rl.tensor.logits import Head, predicting_positions
-
-Readout = Literal["mean", "last", "joint"]
-Layer = Literal["input", "first", "middle", "last"]
-LossSpan = Literal["box", "content"]
 
 
 @dataclass(frozen=True)
@@ -77,13 +72,11 @@ class _Saliency(PassSignal):
 class AnswerOcclusion(_Saliency):
     """How far the answer moves when a token is replaced by padding, nats (OAR-P, arXiv:2601.07408).
 
-    ``KL(p || p')``, the token's place and attention left as they are; with ``joint`` what the summed
-    log-likelihood loses, at least 0. One forward for every token before the answer; 0 elsewhere.
+    ``KL(p || p')``, the token's place and attention left as they are. One forward for every token before the
+    answer; 0 elsewhere.
     """
 
     name = "answer_occlusion"
-
-    readout: Readout = "mean"
 
     def _work(self, answers: "_Answers", rows: list[int]) -> list[tuple[int, int]]:
         """(row, token) for every forward, row by row; token -1 is the row as it is, and comes first."""
@@ -101,34 +94,32 @@ class AnswerOcclusion(_Saliency):
             for n, (row, token) in enumerate(batch):
                 if not answers.content[row].any():
                     continue
-                answer = answers.read(hidden[n], row, head, self.readout)
+                answer = answers.read(hidden[n], row, head)
                 if token < 0:
                     answers.clean = answer
                 else:
                     assert answers.clean is not None
-                    values[row, token] = self._change(answers.clean, answer)
+                    values[row, token] = _divergence(answers.clean, answer)
 
-    def _change(self, clean: Tensor, answer: Tensor) -> Tensor:
-        if self.readout == "joint":
-            return (clean - answer).sum().clamp(min=0)
-        # Where both are impossible the difference is -inf - -inf.
-        difference = torch.where(clean == -torch.inf, 0.0, clean - answer)
-        return (clean.exp() * difference).sum().clamp(min=0)
+
+def _divergence(clean: Tensor, answer: Tensor) -> Tensor:
+    # Where both are impossible the difference is -inf - -inf.
+    difference = torch.where(clean == -torch.inf, 0.0, clean - answer)
+    return (clean.exp() * difference).sum().clamp(min=0)
 
 
 @dataclass(frozen=True)
 class AnswerGradient(_Saliency):
     """How much the answer's change under noise depends on a token's embedding (OAR-G, arXiv:2601.07408).
 
-    ``|<gradient, e_t>|`` with the token's clean embedding ``e_t``; the gradient of ``KL(p || p~)`` (``joint``: of
-    the mean log-likelihood's loss), at embeddings with noise of ``noise_std`` on the tokens before the answer; 0
-    elsewhere. The noise depends on the seed and the completion's own tokens alone. Without noise that KL is at
-    its minimum and the gradient 0. In bfloat16 rounding outweighs noise of 0.001.
+    ``|<gradient, e_t>|`` with the token's clean embedding ``e_t``; the gradient of ``KL(p || p~)``, at embeddings
+    with noise of ``noise_std`` on the tokens before the answer; 0 elsewhere. The noise depends on the seed and
+    the completion's own tokens alone. Without noise that KL is at its minimum and the gradient 0. In bfloat16
+    rounding outweighs noise of 0.001.
     """
 
     name = "answer_gradient"
 
-    readout: Readout = "mean"
     noise_std: float = 1e-3
 
     def _fill(self, answers: "_Answers", values: Tensor, batch: list[int]) -> None:
@@ -137,17 +128,11 @@ class AnswerGradient(_Saliency):
         before = answers.before[batch, :width]
         hidden = answers.hidden(batch, ids)
         with answers.head() as head:
-            clean = [
-                answers.read(hidden[n].float(), row, head, self.readout).exp()
-                if self.readout != "joint" and answers.content[row].any()
-                else None
-                for n, row in enumerate(batch)
-            ]
+            clean = [answers.read(hidden[n].float(), row, head).exp() for n, row in enumerate(batch)]
 
         def loss(hidden_WD: Tensor, row: int, n: int, head: Head) -> Tensor:
-            answer, p = answers.read(hidden_WD, row, head, self.readout), clean[n]
             # What the divergence has besides does not depend on the noisy embeddings.
-            return -answer.mean() if p is None else -(p * answer).sum()
+            return -(clean[n] * answers.read(hidden_WD, row, head)).sum()
 
         def noise(embedding_NSD: Tensor) -> Tensor:
             drawn = torch.zeros_like(embedding_NSD)
@@ -157,10 +142,7 @@ class AnswerGradient(_Saliency):
                 drawn[n, -width:][before[n]] = here.to(drawn)
             return drawn
 
-        embedding: Any = unwrap_model(answers.model)
-        gradient, clean_NSD = answers.gradient(
-            batch, ids, embedding.get_input_embeddings(), answers.content, loss, noise
-        )
+        gradient, clean_NSD = answers.gradient(batch, ids, answers.content, loss, noise)
         product = (gradient.float() * clean_NSD.float()).sum(-1)[:, -width:].abs()
         values[batch, :width] = torch.where(before, product, 0.0)
 
@@ -169,27 +151,22 @@ class AnswerGradient(_Saliency):
 class AnswerActivation(_Saliency):
     """Length of gradient of the answer's loss * activation, where a token is predicted (GRAIL, 2606.04889).
 
-    ``|gradient * h|_2`` of ``-sum log p(y)``. ``h`` is the ``input`` embedding, or what the ``first``, the
-    ``middle`` or the ``last`` layer but one puts out, as released. The loss is over the ``box``, its delimiters
-    included (of those behind the content one token), as released, or over the ``content``.
+    ``|gradient * e|_2`` of ``-sum log p(y)``, with the embedding ``e``. As released, the loss is over the answer
+    and its delimiters, of those behind the content one token.
     """
 
     name = "answer_activation"
 
-    layer: Layer = "input"
-    loss_span: LossSpan = "box"
-
     def _fill(self, answers: "_Answers", values: Tensor, batch: list[int]) -> None:
-        span = _box(answers.region) if self.loss_span == "box" else answers.content
+        span = _box(answers.region)
         ids = answers.ids(batch, span)
         width = ids.shape[1]
 
         def loss(hidden_WD: Tensor, row: int, n: int, head: Head) -> Tensor:
             return -answers.logprobs(hidden_WD, row, span, head).sum()
 
-        module = _layer_of(answers.model, self.layer)
-        gradient, activation_NSD = answers.gradient(batch, ids, module, span, loss)
-        length = (gradient.float() * activation_NSD.float()).square().sum(-1, keepdim=True).sqrt()
+        gradient, embedding_NSD = answers.gradient(batch, ids, span, loss)
+        length = (gradient.float() * embedding_NSD.float()).square().sum(-1, keepdim=True).sqrt()
         here = predicting_positions(length, width)[..., 0]
         values[batch, :width] = torch.where(answers.completions.mask[batch, :width], here, 0.0)
 
@@ -233,12 +210,9 @@ class _Answers:
         with (self.passes.head_context or nullcontext)(self.model):
             yield head_of(self.model, self.passes.temperature)
 
-    def read(self, hidden_WD: Tensor, row: int, head: Head, readout: Readout) -> Tensor:
-        """The row's answer: log-probabilities of its tokens (``joint``), else of the vocabulary."""
-        if readout == "joint":
-            return self.logprobs(hidden_WD, row, self.content, head)
-        place = self.content[row, : len(hidden_WD)].nonzero()[:, 0]
-        states = hidden_WD[place[:1] if readout == "last" else place]
+    def read(self, hidden_WD: Tensor, row: int, head: Head) -> Tensor:
+        """The row's answer, ``log p``; NaN without one."""
+        states = hidden_WD[self.content[row, : len(hidden_WD)]]
         return head.logits(states).mean(0).log_softmax(-1)
 
     def logprobs(self, hidden_WD: Tensor, row: int, span: Tensor, head: Head) -> Tensor:
@@ -250,23 +224,22 @@ class _Answers:
         self,
         rows: list[int],
         ids: Tensor,
-        module: nn.Module,
         span: Tensor,
         loss: Callable[[Tensor, int, int, Head], Tensor],
         noise: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of every row's loss to what ``module`` puts out, and that output without its noise."""
+        """The gradient of every row's loss to the embeddings, and these without their noise."""
         seen: list[tuple[Tensor, Tensor]] = []
 
-        def swap(module: nn.Module, args: Any, output: Any) -> Any:
-            whole = cast(tuple[Any, ...], output) if isinstance(output, tuple) else None
-            clean = cast(Tensor, output if whole is None else whole[0]).detach()
+        def swap(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            clean = output.detach()
             leaf = (clean if noise is None else clean + noise(clean)).requires_grad_()
             seen.append((clean, leaf))
             # A leaf: nothing below it is differentiated, and no parameter gets a gradient.
-            return leaf if whole is None else (leaf, *whole[1:])
+            return leaf
 
-        handle = module.register_forward_hook(swap)
+        inner: Any = unwrap_model(self.model)
+        handle = inner.get_input_embeddings().register_forward_hook(swap)
         try:
             with torch.enable_grad():
                 hidden = self.hidden(rows, ids)
@@ -290,21 +263,6 @@ class _Answers:
         completion = int_list(self.completions.ids[row][self.completions.attention[row] > 0])
         digest = hashlib.sha256(repr((self.seed, prompt, completion)).encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-
-
-def _layer_of(model: nn.Module, layer: str) -> nn.Module:
-    """The module whose output GRAIL's code calls ``hidden_states[k]``: k = 0, 1, L // 2, or L - 1 of L layers."""
-    inner: Any = unwrap_model(model)
-    if layer == "input":
-        return inner.get_input_embeddings()
-    layers = _decoder_layers(model)
-    if layers is None:
-        raise ValueError(
-            f"layer: {layer!r} cannot be found, for {type(inner).__name__} has no list of `num_hidden_layers` "
-            "layers; use 'input'"
-        )
-    number = {"first": 1, "middle": len(layers) // 2, "last": len(layers) - 1}[layer]
-    return layers[number - 1] if number > 0 else inner.get_input_embeddings()
 
 
 def _decoder_layers(model: nn.Module) -> nn.ModuleList | None:

@@ -129,7 +129,6 @@ class PrmScore(PassSignal):
             prompts, width = request.student.trimmed(rows), trained_width(step_id[rows] >= 0)
             ids = torch.cat([prompts.ids_BP, completions.ids[rows, :width]], 1)
             attention = torch.cat([prompts.attention_BP, completions.attention[rows, :width]], 1)
-            _check_size(self.prm, model, ids, int(attention.sum(-1).max()))
             places = {"position_ids": positions(attention)} if takes_positions(model) else {}
             logits = model(input_ids=ids, attention_mask=attention, **places).logits[:, -width:].float()
             right = logits.softmax(-1)[..., -1] if logits.shape[-1] > 1 else logits[..., 0].sigmoid()
@@ -266,18 +265,3 @@ def _at_step_ends(value: Float[Tensor, "N W"], step_id: Int[Tensor, "N T"]) -> F
     last = (own >= 0) & (own != after)
     table = value.new_zeros(len(value), num_tokens + 1)
     return table.scatter_(1, torch.where(last, own, num_tokens), value)[:, :num_tokens]
-
-
-def _check_size(name: str, model: Any, ids: Tensor, length: int) -> None:
-    size, largest = int(model.get_input_embeddings().num_embeddings), int(ids.max())
-    if largest >= size:
-        raise ValueError(
-            f"prm: {name!r} has {size} tokens, and the rollouts hold token {largest}; take a model with the "
-            "policy's tokenizer"
-        )
-    longest = getattr(model.config, "max_position_embeddings", None) or length
-    if length > longest:
-        raise ValueError(
-            f"prm: {name!r} reads {longest} tokens, and a rollout has {length}; take a model that reads "
-            "more, or a smaller max_completion_length"
-        )

@@ -7,7 +7,7 @@ anything with ``reset`` and ``step``, whose results have ``observation``, ``rewa
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from gear_rl.data.adapters import as_tool
 from gear_rl.environments import RESERVED_METHODS
@@ -21,15 +21,13 @@ def environment(
     actions: type[Any] | Mapping[str, type[Any]],
     *,
     reset_columns: Sequence[str] = (),
-    reward: Literal["last", "sum"] = "last",
-    show: Callable[[Any], str] | None = None,
 ) -> type[Any]:
     """A class for TRL's ``environment_factory``: no-argument constructor, ``reset``, tools, ``get_reward``.
 
     ``client`` makes a client (``lambda: EchoEnv(base_url="http://localhost:8000")``), which connects at the first
     reset. ``actions`` is an action class, whose tool is called ``step``, or ``{tool name: action class}``; its
     fields are the tool's arguments. Only ``reset_columns`` of a row reach the server. A tool returns the
-    observation as JSON, or as ``show`` writes it. ``get_reward`` gives the last step's reward, or the sum.
+    observation as JSON, ``get_reward`` the last step's reward.
 
     >>> environment(dict, {"reset": dict})
     Traceback (most recent call last):
@@ -45,7 +43,7 @@ def environment(
 
         def __init__(self) -> None:
             self._client: Any = None
-            self._rewards: list[float] = []
+            self._reward = 0.0
             self._done = True
 
         def reset(self, **row: Any) -> str | None:
@@ -54,23 +52,21 @@ def environment(
                 made = client()
                 self._client = made.sync() if hasattr(made, "sync") else made
             result = self._client.reset(**{name: row[name] for name in reset_columns if name in row})
-            self._rewards = []
+            self._reward = 0.0
             self._done = bool(result.done)
-            return _text(result.observation, show) or None
+            return _text(result.observation) or None
 
         def get_reward(self) -> float:
-            """The reward of the last step, or the sum; 0.0 before any step."""
-            if not self._rewards:
-                return 0.0
-            return self._rewards[-1] if reward == "last" else sum(self._rewards)
+            """The reward of the last step; 0.0 before any step."""
+            return self._reward
 
         def _step(self, action: Any) -> str:
             if self._done:
                 raise ValueError("the episode is over")
             result = self._client.step(action)
-            self._rewards.append(float(result.reward or 0.0))
+            self._reward = float(result.reward or 0.0)
             self._done = bool(result.done)
-            return _text(result.observation, show)
+            return _text(result.observation)
 
     for name, action in tools.items():
         setattr(OpenEnvEnvironment, name, _tool(name, action))
@@ -100,9 +96,7 @@ def _tool(name: str, action: type[Any]) -> Callable[..., str]:
     return as_tool(tool, name, own, inspect.Signature(parameters, return_annotation=str), texts)
 
 
-def _text(observation: Any, show: Callable[[Any], str] | None) -> str:
-    if show is not None:
-        return show(observation)
+def _text(observation: Any) -> str:
     if isinstance(observation, str):
         return observation
     fields: Any = observation.model_dump(mode="json") if hasattr(observation, "model_dump") else observation
