@@ -1,7 +1,5 @@
 """The mathematics reward: what counts as equal, what is not applicable, and what is counted."""
 
-import subprocess
-import sys
 from contextlib import nullcontext
 
 import datasets
@@ -44,17 +42,6 @@ def test_a_plain_answer_goes_before_a_solution_in_prose():
     assert math_reward([r"\boxed{100}", r"\boxed{6}"], solution=[prose] * 2, answer=["6"] * 2) == [0.0, 1.0]
     assert gold_answers({"solution": [r"so \boxed{6}"], "answer": ["18 dollars"]}, 1) == [r"so \boxed{6}"]
     assert gold_answers({"reward_model": ['{"ground_truth": ["34"]}']}, 1) == ["34"]
-
-
-def test_equal_answers_get_equal_rewards_on_a_busy_machine():
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
-    try:
-        texts = [r"\boxed{\frac{x^2-1}{x-1}}" + " " * (i // 2) for i in range(32)]
-        assert math_reward(texts, answer=["x+1"] * 32) == [1.0] * 32
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
 
 
 def test_a_text_that_hangs_is_killed_and_counted(caplog, monkeypatch):

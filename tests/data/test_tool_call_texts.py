@@ -15,8 +15,6 @@ CALL, SLIP = f"<tool_call>\n{RIGHT}\n</tool_call>", f"<tool_call>\n{WRONG}\n</to
 SAY = '{"name": "say", "arguments": {"text": "x\\ny"}}'
 XML = "<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n</function>"
 BESIDE = 5 / 9  # the right call beside one too many: names 2/3, arguments 1/2, order 1/2
-NAMED = 2 / 3  # the right name alone
-HALF = 5 / 6  # one of two arguments
 
 
 def message(**call):
@@ -27,13 +25,9 @@ TEXTS = {  # name: (completion, expected calls, reward, malformed)
     # Hermes and Qwen
     "hermes": (CALL, ADD, 1, 0),
     "hermes behind prose": (f"I add.\n{CALL}", ADD, 1, 0),
-    "hermes before prose": (f"{CALL}\nDone.", ADD, 1, 0),
-    "hermes in one line": (f"<tool_call>{RIGHT}</tool_call>", ADD, 1, 0),
     "hermes without its end": (f"<tool_call>{RIGHT}", ADD, 1, 0),
     "two blocks": (f"{CALL}<tool_call>{SAY}</tool_call>", TWO, 1, 0),
     "two blocks without an end": (f"<tool_call>{RIGHT}\n<tool_call>{SAY}", TWO, 1, 0),
-    "wrong arguments": (SLIP, ADD, NAMED, 0),
-    "one wrong argument": (CALL.replace("2", '"2"'), ADD, HALF, 0),
     "a list in one block": (f"<tool_call>[{RIGHT}, {SAY}]</tool_call>", TWO, 1, 0),
     "an empty list": ("<tool_call>[]</tool_call>", ADD, 0, 0),
     "two objects in one block": (f"<tool_call>\n{RIGHT}\n{SAY}\n</tool_call>", TWO, 1, 0),
@@ -49,29 +43,19 @@ TEXTS = {  # name: (completion, expected calls, reward, malformed)
         [{"name": "say", "arguments": {"text": "a <tool_call> b"}}], 1, 0,
     ),
     "a brace too many": (f"<tool_call>{RIGHT}}}</tool_call>", ADD, 0, 1),
-    "a brace too few": (f"<tool_call>{RIGHT[:-1]}</tool_call>", ADD, 0, 1),
     "prose in the block": (f"<tool_call>{RIGHT} please</tool_call>", ADD, 0, 1),
-    "single quotes": (f"<tool_call>{ADD[0]}</tool_call>", ADD, 0, 1),
     "code": ("<tool_call>add(1, 2)</tool_call>", ADD, 0, 1),
     "cut off": ('<tool_call>{"name": "add", "argu', ADD, 0, 1),
     "broken, then right": (f"<tool_call>{RIGHT[:-1]}</tool_call>{CALL}", ADD, BESIDE, 1),
     "no call": ("The sum is 3.", ADD, 0, 0),
     "no call where none is wanted": ("The sum is 3.", [], 1, 0),
     "a call where none is wanted": (CALL, [], 0, 0),
-    "a broken call where none is wanted": ("<tool_call>{</tool_call>", [], 0, 1),
     # Prose about the tag
     "the tag in prose, then a call": (f"I answer in <tool_call> tags. {CALL}", ADD, 1, 0),
-    "the tag in quotes, then a call": (f"I use `<tool_call>`:\n{CALL}", ADD, 1, 0),
     "the tag in prose alone": ("I need no <tool_call> here.", [], 1, 0),
     # Reasoning
-    "thinking, then the call": (f"<think>add?</think>{CALL}", ADD, 1, 0),
     "only in the thinking": (f"<think>{CALL}</think>The sum is 3.", ADD, 0, 0),
-    "thinking without an end": (f"<think>so {CALL}", ADD, 0, 0),
-    "a draft in the thinking": (f"<think>{SLIP}</think>{CALL}", ADD, 1, 0),
-    "the right draft in the thinking": (f"<think>{CALL}</think>{SLIP}", ADD, NAMED, 0),
-    "the tag in the thinking": (f"<think>a <tool_call> is due</think>{CALL}", ADD, 1, 0),
     "a broken draft in the thinking": (f"<think><tool_call>{{</think>{CALL}", ADD, 1, 0),
-    "an end of thinking alone": (f"{SLIP}</think>{CALL}", ADD, 1, 0),
     # Bare JSON (Llama 3), Mistral
     "bare": (RIGHT, ADD, 1, 0),
     "bare with parameters": (RIGHT.replace("arguments", "parameters"), ADD, 1, 0),
@@ -95,7 +79,6 @@ TEXTS = {  # name: (completion, expected calls, reward, malformed)
     # Qwen3-Coder and Qwen3.5
     "xml": (f"<tool_call>\n{XML}\n</tool_call>", ADD, 1, 0),
     "xml without the block": (XML, ADD, 1, 0),
-    "xml with a wrong value": (f"<tool_call>\n{XML.replace('2', '3')}\n</tool_call>", ADD, HALF, 0),
     "xml without arguments": ("<tool_call>\n<function=ping>\n</function>\n</tool_call>", PING, 1, 0),
     "xml with lines in a text": (
         f"{XML}\n<function=say>\n<parameter=text>\nx\ny\n</parameter>\n</function>", TWO, 1, 0
@@ -114,26 +97,20 @@ TEXTS = {  # name: (completion, expected calls, reward, malformed)
         [{"name": "f", "arguments": {"x": "a <tool_call>{ b"}}], 1, 0,
     ),
     "xml, cut off": ("<tool_call>\n<function=add>\n<parameter=a>\n1\n", ADD, 0, 1),
-    "xml in the thinking": (f"<think>{XML}</think>3", ADD, 0, 0),
     # The spelling of one call
     "no arguments": ('<tool_call>{"name": "ping"}</tool_call>', PING, 1, 0),
-    "empty arguments": ('<tool_call>{"name": "ping", "arguments": ""}</tool_call>', PING, 1, 0),
-    "null arguments": ('<tool_call>{"name": "ping", "arguments": null}</tool_call>', PING, 1, 0),
     "arguments as text": (
         f'<tool_call>{{"name": "add", "arguments": {json.dumps(json.dumps(ADD[0]["arguments"]))}}}</tool_call>',
         ADD, 1, 0,
     ),
     "arguments that are a number": ('<tool_call>{"name": "ping", "arguments": 3}</tool_call>', PING, 0, 1),
     "args": (CALL.replace("arguments", "args"), ADD, 1, 0),
-    "input": (CALL.replace("arguments", "input"), ADD, 1, 0),
     "another word for arguments": (CALL.replace("arguments", "kwargs"), ADD, 0, 1),
     "a function inside": (f'<tool_call>{{"type": "function", "function": {RIGHT}}}</tool_call>', ADD, 1, 0),
     "a function's name": (CALL.replace('"name"', '"function"'), ADD, 1, 0),
     "no name": ('<tool_call>{"arguments": {"a": 1}}</tool_call>', ADD, 0, 1),
     # Parsed by the engine
     "message": (message(**ADD[0]), ADD, 1, 0),
-    "message with parameters": (message(name="add", parameters=ADD[0]["arguments"]), ADD, 1, 0),
-    "message with empty arguments": (message(name="ping", arguments=""), PING, 1, 0),
     "message with reasoning apart": ([{**message(**ADD[0])[0], "reasoning_content": SLIP}], ADD, 1, 0),
 }  # fmt: skip
 

@@ -68,8 +68,3 @@ def test_small_changes_of_a_belief_near_0_or_1_are_not_rounded_away(share, towar
     found = AgentOpsd(strength=1.0, prior_margin=1e-4)(torch.tensor([1.0]), signals)
     expected = by_hand(1.0, ratios[0], share, strength=1.0, margin=1e-4)
     assert found.advantage[0][signals.mask[0]].tolist() == pytest.approx(expected, abs=2e-5)
-
-
-def test_one_turn_keeps_the_advantage():
-    credit = AgentOpsd(strength=1.0)(torch.tensor([0.8, -0.8, -1.1]), batch())
-    assert credit.advantage[2, 0].item() == pytest.approx(-1.1)

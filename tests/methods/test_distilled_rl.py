@@ -29,7 +29,6 @@ ROOT = 2**0.25
         (DistilledRl(normalise=False), 2.0, [2, 3, 1 / 3, 1]),
         # 3/2, 3/2, 2/3, 1: the product is 3/2
         (DistilledRl(clip_ratio=1.5), 2.0, [1.5**0.75, 1.5**0.75, (2 / 3) * 1.5**-0.25, 1.5**-0.25]),
-        (DistilledRl(clip_ratio=1.0), 2.0, [1, 1, 1, 1]),
     ],
 )
 def test_worked_by_hand(method, advantage, weight):

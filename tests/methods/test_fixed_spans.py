@@ -19,7 +19,6 @@ SIX = [1, 3, 0, 0, 2, 6]
         (FixedSpans(span_tokens=2), [0, 0, 1, 1, 2, 2], [1, 1, 0.5, 0.5, 1.5, 1.5]),
         (FixedSpans(span_tokens=1, strength=1.0), [0, 1, 2, 3, 4, 5], [0.5, 1.5, 0, 0, 1, 3]),
         (FixedSpans(), [0] * 6, [1] * 6),
-        (FixedSpans(span_tokens=2, strength=0.0), [0, 0, 1, 1, 2, 2], [1] * 6),
     ],
 )
 @pytest.mark.parametrize("advantage", [2.0, -0.5, 0.0])

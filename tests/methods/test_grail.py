@@ -27,7 +27,6 @@ FOUR = completions([[0, 0, -1, 2, 1]], [[4, 2, NAN, 2, 4]])
     [
         # 1 + 0.5 z before the answer; then 1 on the delimiter and 5 on the content.
         (Grail(), -2.0, [1.5, 0.5, 0, 1, 5]),
-        (Grail(), 0.0, [0, 0, 0, 0, 0]),
         # A success keeps its advantage, but its content is overridden all the same.
         (Grail(), 2.0, [1, 1, 0, 1, 5]),
         (Grail(symmetry="correct"), -2.0, [1, 1, 0, 1, 5]),

@@ -36,7 +36,6 @@ NATS = Rlcsd(squash_nats=1.0, paths="one")
         (NATS, -1.0, [-1, -0.75, -1.25, -0.6, -1.4]),
         # the sign stays: 0.3 - 0.4 and -0.3 + 0.4 are 0
         (NATS, 0.3, [0.3, 0.55, 0.05, 0.7, 0.0]),
-        (NATS, 0.0, [0, 0, 0, 0, 0]),
         # 1/4 and less is left out
         (dataclasses.replace(NATS, threshold=0.26), 1.0, [1, 1, 1, 1.4, 0.6]),
         # the means: one token of five unmodulated, four modulated

@@ -32,7 +32,6 @@ THREE_TURNS = TokenSignals(
         (Serl(answered_only=False), 2.0, [2.1, 1.9, 0, 2.2, 1.8, 2.1, 0, 2.2, 1.9, 0]),
         (Serl(action_tokens=2), 2.0, [2.1, 1.9, 0, 2, 1.8, 2.1, 0, 2, 2, 0]),
         (Serl(of=Rlsd(strength=1.0)), 2.0, [2.2, 1.8, 0, 2.4, 1.6, 2.2, 0, 2, 2, 0]),
-        (Serl(), 0.0, [0] * 10),
     ],
 )
 def test_worked_by_hand(method, advantage, expected):

@@ -7,34 +7,13 @@ from gear_rl.methods import Shear, Uniform
 from gear_rl.types import TokenSignals
 
 
-def distances(*values, mask=None):
-    distance = torch.tensor([values])
-    return TokenSignals(
-        mask=torch.ones_like(distance, dtype=torch.bool) if mask is None else torch.tensor([mask]),
-        transport_distance=distance,
+def test_worked_by_hand():
+    """A (1/2 + d/2): the weights are 0.75, 1.25, 1, 0.6."""
+    signals = TokenSignals(
+        mask=torch.ones(1, 4, dtype=torch.bool), transport_distance=torch.tensor([[0.5, 1.5, 1.0, 0.2]])
     )
-
-
-FOUR = distances(0.5, 1.5, 1.0, 0.2)
-"""Their mean is 3.2 / 4 = 0.8."""
-
-
-@pytest.mark.parametrize(
-    ("method", "advantage", "expected"),
-    [
-        # A d
-        (Shear(), 2.0, [1.0, 3.0, 2.0, 0.4]),
-        # A (1/2 + d/2): the weights are 0.75, 1.25, 1, 0.6
-        (Shear(strength=0.5), 2.0, [1.5, 2.5, 2.0, 1.2]),
-        # A d / 0.8: the weights are 0.625, 1.875, 1.25, 0.25
-        (Shear(normalise="mean"), 2.0, [1.25, 3.75, 2.5, 0.5]),
-        (Shear(), 0.0, [0.0, 0.0, 0.0, 0.0]),
-        (Shear(strength=0.0), 2.0, [2.0, 2.0, 2.0, 2.0]),
-    ],
-)
-def test_worked_by_hand(method, advantage, expected):
-    credit = method(torch.tensor([advantage]), FOUR)
-    torch.testing.assert_close(credit.advantage, torch.tensor([expected]), atol=1e-6, rtol=0)
+    credit = Shear(strength=0.5)(torch.tensor([2.0]), signals)
+    torch.testing.assert_close(credit.advantage, torch.tensor([[1.5, 2.5, 2.0, 1.2]]), atol=1e-6, rtol=0)
     assert credit.segment_id.tolist() == [[0, 1, 2, 3]]
 
 

@@ -64,30 +64,6 @@ def test_process_supervision_warns_that_the_number_of_steps_counts(caplog):
     assert caplog.text.count("of two equal returns the one in more steps gets less") == 1
 
 
-def in_steps(*rows: list[float], **settings) -> torch.Tensor:
-    """The advantages of the steps of a group, one token each."""
-    width = max(map(len, rows))
-    score = torch.tensor([row + [0.0] * (width - len(row)) for row in rows])
-    mask = torch.tensor([[k < len(row) for k in range(width)] for row in rows])
-    signals = TokenSignals(
-        mask=mask,
-        step_id=torch.where(mask, torch.arange(width), -1),
-        step_score=score,
-        group_B=torch.zeros(len(rows), dtype=torch.int64),
-    )
-    return StepScores(outcome=False, **settings)(torch.zeros(len(rows)), signals).advantage
-
-
-def test_what_counts_is_the_return_and_not_the_number_of_steps():
-    """In as many steps as there are, process supervision gives 1.76 and -1.76, then 1.78 and -1.78."""
-    for discount in (1.0, 0.9, 0.0):
-        assert not in_steps([1.0], [0.0] * 7 + [1.0], discount=discount).any()
-        assert not in_steps([1.0], [0.25] * 4, [0.5, 0.5], discount=discount).any()
-    close(in_steps([0.6], [0.5] * 4, epsilon=1e-9)[:, 0], torch.tensor([-1.0, 1.0]) / math.sqrt(2))
-    by_the_paper = in_steps([1.0], [0.0] * 7 + [1.0], use="process_supervision")[:, 0]
-    close(by_the_paper, torch.tensor([1.7634, -1.7634]))
-
-
 def test_weights_by_hand():
     """Of four covered tokens 1, 1, 0, .5: mean .625; of a failure's three 1 - .5, 1 - .75 twice: mean 1/3."""
     credit = rewarded(use="weights")

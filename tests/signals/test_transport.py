@@ -1,6 +1,4 @@
-"""Distances from hidden states at hand: by hand, and against the loop over one pair of windows at a time."""
-
-import math
+"""Distances from hidden states at hand, against the loop over one pair of windows at a time."""
 
 import pytest
 import torch
@@ -14,34 +12,6 @@ pytest.importorskip("ot", reason="POT is an extra: pip install 'gear-rl[shear]'"
 from signals.transport_loop import agree, by_loop, random_states
 
 RIGHT = [True, False, True, False, False]
-
-
-def test_the_nearest_window_of_the_others_and_the_farthest_window_of_the_token():
-    # On a line a plan of least cost keeps the order. Windows of two: {1, 2}, {2, 4} against {3, 5}:
-    # (2 + 3) / 2 = 2.5 and (1 + 1) / 2 = 1. The mean length is (1 + 2 + 4 + 3 + 5) / 5 = 3.
-    right, wrong = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[3.0], [5.0]])
-    found = token_distances(
-        [right, wrong], [True, False], window_tokens=2, stride_tokens=1, regularisation=0.002, iterations=2000
-    )
-    # The token between two windows takes the farther one; the other completion has the nearer one.
-    agree(found, [torch.tensor([2.5, 2.5, 1.0]) / 3, torch.tensor([1.0, 1.0]) / 3], 1e-3)
-
-
-@pytest.mark.parametrize("size", [1.0, 7.0])
-@pytest.mark.parametrize("regularisation", [1.0, 0.5])
-def test_the_cost_of_a_regularised_plan_in_closed_form(size, regularisation):
-    # Two places against the same two, c = sqrt(2) mean lengths apart: the plan is symmetric, and the share that
-    # moves is e^(-c/r) / (1 + e^(-c/r)), so the cost is c / (1 + e^(c/r)).
-    # For r = 1: 1.41421 / 5.11325 = 0.27658.
-    c = math.sqrt(2)
-    expected = c / (1 + math.exp(c / regularisation))
-    assert regularisation != 1.0 or expected == pytest.approx(0.27658, abs=1e-5)
-    places = size * torch.eye(2)
-    found = token_distances([places, places], [False, True], regularisation=regularisation)
-    agree(found, [torch.full((2,), expected)] * 2, 1e-6)
-
-
-# against the loop
 
 
 @settings(PROPERTY, max_examples=40)

@@ -9,14 +9,7 @@ import pytest
 import torch
 
 from gear_rl.tensor import fold as module
-from gear_rl.tensor.fold import (
-    MASS,
-    OWN,
-    SAMPLED,
-    empty_sums,
-    fold,
-    reverse_divergence,
-)
+from gear_rl.tensor.fold import MASS, OWN, SAMPLED, empty_sums, fold
 from tensor.test_logits import seeded
 
 CPU = torch.device("cpu")
@@ -46,21 +39,6 @@ def folded(logits, teacher, widths, way):
 def pair(num_tokens, vocab, seed=0, spread=3.0):
     logits = torch.randn(num_tokens, vocab, generator=seeded(seed)) * spread
     return logits - 20, logits + torch.randn(num_tokens, vocab, generator=seeded(seed + 1)) + 5
-
-
-def test_two_tiles_by_hand():
-    """Student 1 : 2 : 5, teacher 3 : 1 : 2, the last of each in a second tile; the student's top moves there."""
-    sums = empty_sums(1, CPU)
-    fold(sums, torch.tensor([[1.0, 2.0]]).log(), torch.tensor([[3.0, 1.0]]).log())
-    expected = [math.log(2), 1.5, 0.5 * math.log(0.5), math.log(3), 4 / 3, math.log(1 / 3)]
-    assert sums[:SAMPLED, 0].tolist() == pytest.approx(expected)
-    fold(sums, torch.tensor([[5.0]]).log(), torch.tensor([[2.0]]).log())
-    own = 0.2 * math.log(0.2) + 0.4 * math.log(0.4)
-    other = 0.4 * math.log(1 / 3) + math.log(2 / 3)
-    assert sums[:SAMPLED, 0].tolist() == pytest.approx([math.log(5), 1.6, own, math.log(3), 2.0, other])
-    p, q = (1 / 8, 2 / 8, 5 / 8), (3 / 6, 1 / 6, 2 / 6)
-    divergence = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
-    assert reverse_divergence(sums).item() == pytest.approx(divergence, abs=1e-6)
 
 
 def test_hundreds_of_tiles_lose_no_more_than_one():

@@ -157,16 +157,3 @@ def test_more_return_to_go_is_never_less_advantage_and_none_is_large(turns):
         beside = has[:, k] & has[:, k, None] & (group_B == group_B[:, None])
         more = returns[:, k] - returns[:, k, None] > 1e-5
         assert not (beside & more & (found[:, k] < found[:, k, None])).any()
-
-
-@pytest.mark.parametrize("last_only", [False, True])
-def test_a_fair_coin_gives_no_number_of_turns_an_advantage(last_only):
-    """A coin of -1 and 1 at every turn, or of 0 and 1 at the last."""
-    g, shape = torch.Generator().manual_seed(0), (160_000, 8)
-    length_B = torch.randint(1, 9, (shape[0],), generator=g)
-    has, coin = torch.arange(8) < length_B[:, None], torch.randint(2, shape, generator=g).float()
-    reward = torch.where(last_turn(has), coin, 0.0) if last_only else torch.where(has, 2 * coin - 1, 0.0)
-    found = advantages(reward, torch.arange(shape[0]) // 8, has, 1.0)
-    for length in range(1, 9):
-        of_length = found[length_B == length, :length]
-        assert abs(of_length[:, 0].mean()) < 0.03 and abs(of_length.mean()) < 0.03

@@ -1,24 +1,9 @@
-"""Random places: a function of the seed and of the completion alone, and as even as chance."""
+"""Random places: a function of the seed and of the completion alone."""
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gear_rl.tensor.permute import random_order
-from tensor.tables import PROPERTY, by_row, tables
-
-seeds = st.integers(-3, 2**40)
-
-
-def ids_of(x):
-    """Whole numbers that differ where a table of half steps does."""
-    return (x.nan_to_num() * 2).long()
-
-
-def every(x):
-    return torch.ones_like(x, dtype=torch.bool)
-
 
 U64 = (1 << 64) - 1
 
@@ -61,17 +46,8 @@ def test_golden_orders(seed, step, order):
     ids = [5, 9, 2, 9, 40]
     assert order_loop(ids, [True] * 5, seed, step) == order
     row = torch.tensor([ids])
-    assert random_order(row, every(row), seed, step).tolist() == [order]
+    assert random_order(row, row >= 0, seed, step).tolist() == [order]
     # tool output between and padding behind
     gaps = torch.tensor([[-1, 5, 9, -1, 2, 9, 40, -1]])
     places = [1, 2, 4, 5, 6]
     assert random_order(gaps, gaps >= 0, seed, step).tolist() == [[places[i] for i in order] + [0, 3, 7]]
-
-
-@PROPERTY
-@given(tables(float, bool), seeds, st.integers(0, 10**6))
-def test_agrees_with_whole_numbers(table, seed, step):
-    x, mask = table
-    ids = ids_of(x)
-    expected = by_row(lambda row, counts: order_loop(row, counts, seed, step), ids, mask)
-    assert random_order(ids, mask, seed, step).tolist() == expected

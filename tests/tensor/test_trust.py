@@ -1,4 +1,4 @@
-"""The trust that a prefix has left, by hand and against a plain loop."""
+"""The trust that a prefix has left, where it ends, and against a plain loop."""
 
 import math
 
@@ -16,20 +16,6 @@ def trust(ratios, decay, mask=None, dtype=torch.float32):
     row = torch.tensor([ratios], dtype=dtype)
     counts = torch.ones_like(row, dtype=torch.bool) if mask is None else torch.tensor([mask]).bool()
     return prefix_trust(row, counts, decay)[0].tolist()
-
-
-@pytest.mark.parametrize(
-    ("decay", "doubts"),
-    [
-        # Doubt is added by the tokens that the teacher finds less likely: 2 nats at token 1, 1 nat at token 3.
-        (0.0, [0, 0, 0, 0, 0]),
-        (0.5, [0, 0, 1, 0.5, 0.75]),
-        (1.0, [0, 0, 2, 2, 3]),
-    ],
-)
-def test_by_hand(decay, doubts):
-    found = trust([0.5, -2.0, 3.0, -1.0, -1.0], decay)
-    assert found == pytest.approx([math.exp(-u) for u in doubts])
 
 
 def test_an_impossible_token_leaves_nothing_and_is_forgotten():
