@@ -1,5 +1,7 @@
 """``gear demo``: a small language model learns on this machine."""
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,3 +64,5 @@ def demo(
     seen = list(judge_groups(read_records(out / RECORDS)))
     early = [record for record in seen if record.step <= steps // 4 + 1]  # later the student hardly errs
     out_console.print(rollout_panel(choose(early or seen)), share_note(map(is_weight_on_mistake, seen)))
+    if shutil.which("gear") is None:
+        out_console.print(f"for the command gear: source {Path(sys.prefix, 'bin', 'activate')}")
