@@ -15,13 +15,6 @@ from gear_rl.methods import METHODS, Uniform
         ("gear", {"onset_rule": "quantile", "onset_threshold": 1.5}, "onset_threshold: 1.5 is a quantile"),
         (
             "gear",
-            {"max_segment_tokens": 0},
-            "max_segment_tokens: 0; give a whole number of 1 or more, or None",
-        ),
-        ("gear", {"end_rule": "fixed_length"}, "max_segment_tokens: end_rule='fixed_length' needs a length"),
-        ("gear", {"clip": (0.0, 2.0)}, r"clip: \(0.0, 2.0\); give \[a number above 0, at most 1; a"),
-        (
-            "gear",
             {"entropy_norm": "log_vocab", "vocab_size": 9, "end_signal": "student_varentropy"},
             "entropy_norm: 'log_vocab' is the scale of an entropy",
         ),
