@@ -52,8 +52,6 @@ EMPTY = tiny.rows().from_list([{**row, "privileged_context": "", "answer": " "} 
         (Opsd(), {"teacher_model": "x"}, {}, "teacher_model: credit 'opsd' distils its teacher"),
         (Cast(), {"teacher_model_kind": "live"}, {}, r"'live' with .* is the student itself; give base"),
         (Gear(), {"importance_sampling_level": "sequence"}, {}, "token credit of 'gear' would be lost; set"),
-        (Gigpo(), {"loss_type": "vespo"}, {}, "loss_type: 'vespo' weighs a completion by the sign of its advan"),
-        (Opsd(sampled=True), {"importance_sampling_level": "sequence"}, {}, "token credit of 'opsd' would be"),
         (Opsd(sampled=True), {"loss_type": "vespo"}, {}, "loss_type: 'vespo' weighs a completion by the sign"),
         (Gigpo(), {"off_policy_mask_threshold": 0.1}, {}, "off_policy_mask_threshold: 0.1 drops a completion by"),
         (Gear, {}, {}, r"credit: <class .*Gear'> is no method; give a name, .* or in Python an object"),

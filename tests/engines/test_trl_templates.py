@@ -105,21 +105,6 @@ def test_a_teacher_may_think_where_the_student_does_not(tmp_path, seen, template
     assert student.endswith("<think>\n\n</think>\n\n") and not teacher.endswith("</think>\n\n")
 
 
-@pytest.mark.parametrize(
-    ("template", "roles", "rule"),
-    [
-        ("gemma", ["system", "user"], "System role not supported"),
-        ("mistral", ["user", "user"], "roles must alternate"),
-    ],
-)
-def test_a_prompt_that_the_template_refuses_is_named_before_the_training(tmp_path, template, roles, rule):
-    rows = tiny.rows().to_list()
-    for row in rows:
-        row["prompt"] = [{"role": role, "content": row["prompt"][0]["content"]} for role in roles]
-    with pytest.raises(ValueError, match=rf"prompt: the model's chat template refuses row 1, .*{rule}"):
-        train_with(tmp_path, template, rows=tiny.rows().from_list(rows))
-
-
 def test_which_templates_drop_earlier_thinking():
     def dropped(template):
         fast = tokenizer_with(template) if template in TEMPLATES else tiny.tokenizer()

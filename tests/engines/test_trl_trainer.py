@@ -7,8 +7,6 @@ from engines.distilling import LORA
 from engines.running import history, same, trained, trainer_of, weights
 from gear_rl import Gear, GEARTrainer, Uniform
 from gear_rl.engines.trl.config import LOSS_TYPES
-from gear_rl.records import read_records
-from gear_rl.signals.passes import ModelPasses
 
 
 def run(folder, model, credit=None, **changes):
@@ -16,11 +14,6 @@ def run(folder, model, credit=None, **changes):
 
 
 # --- all-one weights are GRPO, bit for bit -------------------------------------------------------------------
-
-
-def test_weights_of_one_are_grpo_bit_for_bit(tiny_model, tmp_path):
-    credit = Gear(sign_mode="aware", alpha=0, clip=(0.5, 2.0))
-    assert same(*(weights(run(tmp_path, tiny_model, method)) for method in (credit, None)))
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -56,30 +49,6 @@ def test_bit_for_bit_with_the_options_of_trl(tiny_model, tmp_path, changes):
     assert same(*runs)
 
 
-# --- what falls back -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_bad_signal_never_reaches_the_loss(tiny_model, tmp_path, monkeypatch, caplog, value):
-    original = ModelPasses.signals
-
-    def poisoned(self, wanted, request, *more):
-        signals = original(self, wanted, request, *more)
-        signals.divergence[request.scored_B.nonzero()[0, 0], 2] = value
-        return signals
-
-    monkeypatch.setattr(ModelPasses, "signals", poisoned)
-    changes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    file = str(tmp_path / "records.jsonl")
-    trainer = run(tmp_path, tiny_model, Gear(), record_file=file, **changes)
-    assert history(trainer, "gear/fallback/non_finite") == [1.0, 1.0, 1.0]
-    assert "a NaN or Inf in a signal and kept their GRPO advantage" in caplog.text
-    assert all(p.isfinite().all() for p in weights(trainer).values())
-    bad = [record for record in read_records(tmp_path / "records.jsonl") if record.fallback == "non_finite"]
-    assert len(bad) == 3
-    assert all(set(record.weight) == {1.0} and set(record.segment) == {0} for record in bad)
-
-
 # --- teachers ------------------------------------------------------------------------------------------------
 
 
@@ -95,14 +64,6 @@ def test_each_teacher_follows_the_student_in_its_own_way(tiny_model, tmp_path, l
     assert seen["sync"][1] == seen["base"][1], "not yet renewed"
     assert len({seen[kind][1] for kind in ("live", "base", "ema")}) == 3
     assert seen["sync"][2] != seen["base"][2]
-
-
-def test_a_resumed_run_does_not_repeat_its_records(tiny_model, tmp_path):
-    file = tmp_path / "records.jsonl"
-    options = {"save_strategy": "steps", "save_steps": 2, "record_file": str(file)}
-    run(tmp_path, tiny_model, Gear(), **options)
-    run(tmp_path, tiny_model, Gear(), resume=str(tmp_path / "checkpoint-2"), **options)
-    assert [record.step for record in read_records(file)] == [1] * 8 + [2] * 8 + [3] * 8
 
 
 def test_a_group_without_a_reward_does_not_count_as_one_that_differs(tiny_model, tmp_path):

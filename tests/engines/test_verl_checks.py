@@ -2,7 +2,6 @@
 
 import pytest
 
-from gear_rl.engines.verl import checks
 from gear_rl.engines.verl.checks import reads_reference
 from gear_rl.errors import InputError
 from runs.test_verl_hydra_settings import ACTOR, check, config_of
@@ -70,8 +69,3 @@ def test_what_cannot_run_is_refused_with_what_would(section, changes, message):
 def test_the_base_teacher_without_lora_reads_verls_reference(section, rank, reads):
     config = config_of(section, {"actor_rollout_ref.model.lora_rank": rank})
     assert reads_reference(config, check(config)) == reads
-
-
-def test_an_environment_with_trl_is_refused():
-    with pytest.raises(InputError, match=r"gear-rl\[verl\]"):
-        checks.check_environment()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gear_rl import Gear, RandomOnsets, Shuffled
+from gear_rl import Gear
 from gear_rl.errors import InputError
 from gear_rl.method_builder import build_method
 from gear_rl.runs.run_config import load_config, load_outline, trainer_settings
@@ -30,21 +30,6 @@ def test_a_file_and_its_overrides_become_typed_settings(tmp_path):
         "save_strategy": "no",
     }
     assert build_method(config.credit) == Gear(alpha=0.5)
-
-
-@pytest.mark.parametrize(
-    ("words", "method"),
-    [
-        (["--credit.clip", "[0.5, 2]"], Gear(clip=(0.5, 2.0))),
-        (
-            ["--credit", "shuffled", "--credit.of", "gear", "--credit.of.alpha", "3"],
-            Shuffled(of=Gear(alpha=3.0)),
-        ),
-        (["--credit", "random_onsets", "--credit.of.alpha", "3"], RandomOnsets(of=Gear(alpha=3.0))),
-    ],
-)
-def test_settings_without_a_name_are_those_of_the_default_method(words, method):
-    assert build_method(load_config(None, [*BASE, *words]).credit) == method
 
 
 @pytest.mark.parametrize(
@@ -94,20 +79,6 @@ def test_a_broken_file_or_a_value_that_would_become_another_is_named(tmp_path, t
 def test_a_bad_method_is_named(credit, message):
     with pytest.raises(InputError, match=message):
         build_method(credit)
-
-
-def test_a_preset_stands_for_its_settings(tmp_path):
-    (tmp_path / "run.yaml").write_text("model: m\ndataset: d\nreward: r\ncredit: gear:plain\n")
-    plain = Gear(departures="all", aftermath=0.0, end_threshold=0.5, alpha=1.0)
-    assert build_method(load_config(tmp_path / "run.yaml").credit) == plain
-    refined = load_config(None, [*BASE, "--credit", "gear:tokens", "--credit.alpha", "2"])
-    assert build_method(refined.credit) == Gear(onset_rule="never", alpha=2)
-    assert build_method("gear:tokens,alpha=2") == Gear(onset_rule="never", alpha=2)
-
-
-def test_a_method_from_outside_needs_no_registration():
-    outside = build_method({"name": "examples.add_a_method:Uncertain", "fork_nats": 1})
-    assert (outside.name, outside.fork_nats) == ("uncertain", 1.0)
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,14 @@ import torch
 from gear_rl.credit.distillation import anchor_penalty
 from gear_rl.traits import Anchor
 
-RAW = ["trainer.v1.trainer_mode=gear_sync", "+gear.credit=gear", "+gear.teacher=live"]
 REFUSED = {
-    "gear.alhpa: no such setting of method 'gear'": [*RAW, "+gear.alhpa=1"],
-    "trainer.v1.trainer_mode: 'sync' does not assign token credit": ["+gear.credit=gear"],
-    "gear.credit: 'opsd' adds a divergence": ["+gear=opsd"],
-    "algorithm.adv_estimator: 'gae'": RAW,
-    "actor_rollout_ref.actor.strategy: 'megatron'": [
-        *(*RAW, "algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.strategy=megatron")
+    "gear.alhpa: no such setting of method 'gear'": [
+        "trainer.v1.trainer_mode=gear_sync",
+        "+gear.credit=gear",
+        "+gear.teacher=live",
+        "+gear.alhpa=1",
     ],
+    "trainer.v1.trainer_mode: 'sync' does not assign token credit": ["+gear.credit=gear"],
 }
 
 
