@@ -2,7 +2,11 @@
 
 import json
 import re
+import statistics
 from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from benchmarks.coverage import coverage_cells
 from benchmarks.curves import gains_table
@@ -13,7 +17,7 @@ from benchmarks.tables import RESULTS, TABLES
 from gear_rl.cli.methods import COSTS
 from gear_rl.lab.findings import read_runs
 from gear_rl.lab.plots import drawings
-from gear_rl.view.figures import svg_of
+from gear_rl.view.figures import BLUE, ORANGE, QUIET, style_axes, svg_of
 
 ROOT = RESULTS.parent
 MEASURED = {
@@ -29,6 +33,8 @@ PAGES = (
 )
 FIGURES = ("codebook_hard_catalogue", "sums_32")
 """Comparisons whose ends are drawn."""
+REWARDS = {"uniform": ("GRPO", QUIET), "oracle": ("perfect credit", ORANGE), "gear": ("gear", BLUE)}
+"""Methods of ``forms`` whose rewards in training are drawn."""
 
 
 def renewed(page: str) -> str:
@@ -55,11 +61,30 @@ def _made(mark: re.Match[str]) -> str:
     return f"<!-- {name} -->\n{text}<!-- /{name} -->"
 
 
+def _rewards_of_forms() -> Any:
+    """Rewards in training over rollouts: a thin line a seed, a thick one their mean."""
+    cells = read_runs(RESULTS / "forms.jsonl").comparison.cells
+    figure: Any = Figure(figsize=(5.6, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for method, (name, colour) in REWARDS.items():
+        curves = [cell.curves["reward"] for cell in cells if cell.method == method]
+        rollouts = [16 * step for step in range(1, 9)]
+        for rewards in curves:
+            axes.plot(rollouts, rewards, color=colour, lw=0.7, alpha=0.35)
+        mean = [statistics.fmean(rewards) for rewards in zip(*curves, strict=True)]
+        axes.plot(rollouts, mean, color=colour, lw=2, label=f"{name} ({len(curves)} seeds)")
+    style_axes(axes, "", "rollouts", "mean reward of a step's rollouts")
+    axes.legend(frameon=False)
+    return figure
+
+
 def renew_pages() -> list[Path]:
     """Write all pages and their figures anew."""
+    drawn = ROOT / "docs" / "results"
+    (drawn / "forms.svg").write_text(svg_of(_rewards_of_forms), encoding="utf-8")
     for name in FIGURES:
         final, *_ = drawings(read_runs(RESULTS / f"{name}.jsonl"))
-        (ROOT / "docs" / "results" / f"{name}.svg").write_text(svg_of(final.draw), encoding="utf-8")
+        (drawn / f"{name}.svg").write_text(svg_of(final.draw), encoding="utf-8")
     paths = [ROOT / page for page in PAGES]
     for path in paths:
         path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")

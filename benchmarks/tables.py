@@ -63,6 +63,7 @@ class Tasks:
         ),
         "six tool calls, graded (0.84M)": ("errands_ten",),
         "four codes to look up, right or wrong (0.84M)": ("codebook_exact",),
+        "24 facts to recall, graded (135M)": ("forms",),
         "five sums, graded (135M)": ("sums_32_same_rate", "sums_32"),
         "word problems, right or wrong (135M)": ("bare",),
     }
@@ -331,6 +332,12 @@ TABLES: dict[str, Table | Tasks] = {
     ),
     "step_scores": Table(("step_scores",), {"share right": mean, "difference to GRPO": gain}, STEP_SCORES),
     "forms": Table(
+        ("forms",),
+        SEEDS,
+        {**named("uniform", "gear"), "oracle": "perfect credit (`FieldTruth`)", "sft": "`sft`"},
+        first="share right",
+    ),
+    "forms_gate": Table(
         ("forms_gate",),
         SEEDS,
         {**named("uniform"), "oracle": "perfect credit (`FieldTruth`)"},

@@ -14,8 +14,8 @@ completions a backward pass a process takes over 6.3 GB, so 13 do not fit; a pas
 There, with fields counted by place, GRPO fell from .363 to .069 at 8e-4 and to .022 at 2e-3. At 2e-4 it rose to
 .465 and perfect credit to .473: both learnt to leave out no line. Since then fields are counted by key,
 and at 2e-4 perfect credit leads GRPO by .013 to .113 (``results/forms_gate.jsonl``). Both end higher at 4e-4, and
-there the lead is .047 (-.031 to .125; ``results/forms.jsonl``): with three seeds the gate is not passed. Seeds 3
-and 4 of both, and the rows at 4e-4, were started after that.
+there the lead is .047 (-.031 to .125) with three seeds and .035 (-.045 to .114) with five
+(``results/forms.jsonl``): the gate is not passed.
 
 Runs that are finished in the folder are not repeated; ``cells.jsonl`` has a line for each. ``--steps``,
 ``--rollouts`` and ``--n`` cut the sizes down, to try it on a CPU.
