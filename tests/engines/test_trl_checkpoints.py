@@ -1,6 +1,7 @@
 """The weights of teachers and references in checkpoints, and the method in what a resumed run must share."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -9,8 +10,32 @@ from transformers import AutoModelForCausalLM
 
 from engines.distilling import speaking
 from engines.probing import Probe
-from engines.running import SAVING, trained_and_saved, trainer_of
+from engines.running import SAVING, same, trained_and_saved, trainer_of, weights
 from gear_rl import Gear, GEARTrainer
+
+trained = partial(trained_and_saved, credit=Gear())
+
+
+# --- bit for bit ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({"teacher_model_kind": "ema", "teacher_update_rate": 0.5}, (2,)),
+        ({"teacher_model_kind": "sync", "teacher_sync_steps": 2}, (3,)),
+    ],
+    ids=["ema", "sync"],
+)
+def test_a_resumed_teacher_is_the_one_that_was_saved(tiny_model, tmp_path, changes, steps):
+    whole = weights(trained(tmp_path / "whole", tiny_model, **changes))
+    for step in steps:
+        checkpoint = tmp_path / "whole" / f"checkpoint-{step}"
+        assert (checkpoint / "teacher.safetensors").exists()
+        folder = tmp_path / f"from-{step}"
+        resumed = trained(folder, tiny_model, resume=str(checkpoint), save_steps=9, **changes)
+        assert resumed.state.global_step == 4
+        assert same(weights(resumed), whole), step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +76,8 @@ def test_the_reference_is_the_first_model_after_training_and_after_resuming(tiny
 
 
 def test_another_method_is_another_configuration(tiny_model, tmp_path):
-    trained_and_saved(tmp_path, tiny_model, credit=Gear(), max_steps=1)
+    trained(tmp_path, tiny_model, max_steps=1)
     with pytest.raises(
         ValueError, match=r"another configuration: credit\.alpha 4\.0 is now 0\.5; set it back"
     ):
-        trained_and_saved(tmp_path, tiny_model, True, credit=Gear(alpha=0.5), max_steps=2)
+        trained(tmp_path, tiny_model, True, credit=Gear(alpha=0.5), max_steps=2)

@@ -7,6 +7,7 @@ from engines.distilling import LORA
 from engines.running import history, same, trained, trainer_of, weights
 from gear_rl import Gear, GEARTrainer, Uniform
 from gear_rl.engines.trl.config import LOSS_TYPES
+from gear_rl.records import read_records
 
 
 def run(folder, model, credit=None, **changes):
@@ -64,6 +65,14 @@ def test_each_teacher_follows_the_student_in_its_own_way(tiny_model, tmp_path, l
     assert seen["sync"][1] == seen["base"][1], "not yet renewed"
     assert len({seen[kind][1] for kind in ("live", "base", "ema")}) == 3
     assert seen["sync"][2] != seen["base"][2]
+
+
+def test_a_resumed_run_does_not_repeat_its_records(tiny_model, tmp_path):
+    file = tmp_path / "records.jsonl"
+    options = {"save_strategy": "steps", "save_steps": 2, "record_file": str(file)}
+    run(tmp_path, tiny_model, Gear(), **options)
+    run(tmp_path, tiny_model, Gear(), resume=str(tmp_path / "checkpoint-2"), **options)
+    assert [record.step for record in read_records(file)] == [1] * 8 + [2] * 8 + [3] * 8
 
 
 def test_a_group_without_a_reward_does_not_count_as_one_that_differs(tiny_model, tmp_path):
