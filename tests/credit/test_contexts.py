@@ -3,7 +3,6 @@
 import pytest
 
 from gear_rl.credit.contexts import Rollout, find_contexts, privileged_context, wrong_contexts
-from gear_rl.errors import InputError
 
 
 def rollout(text, reward, group=0, **more):
@@ -41,11 +40,6 @@ def test_a_sibling_is_another_success_of_the_same_group():
 def test_feedback_is_for_those_who_failed():
     failed = [rollout("a", reward, feedback="no") for reward in (1.0, 0.0, None)]
     assert find_contexts([{}] * 3, failed, ["feedback"]) == [None, ("feedback", "no"), None]
-
-
-def test_a_function_that_returns_no_text_is_named():
-    with pytest.raises(InputError, match="privileged: the function returned int; return text"):
-        find_contexts([{}], [rollout("a", 0.0)], ["function"], function=lambda row, rollout: 7)
 
 
 def test_wrong_contexts():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gear_rl.data.objects import guard_function, reward_fault, rollouts_fault
+from gear_rl.data.objects import context_fault, guard_function, reward_fault, rollouts_fault
 from gear_rl.errors import InputError
 
 
@@ -36,11 +36,12 @@ def test_an_exception_of_a_function_names_its_line():
     def hint(row, rollout):
         return row["hint"]
 
-    checked = guard_function(hint, "privileged", "mine:hint")
+    checked = guard_function(hint, "privileged", "mine:hint", context_fault)
     where = rf"{Path(__file__).name}, line {hint.__code__.co_firstlineno + 1}"
     with pytest.raises(InputError, match=rf"mine:hint raised KeyError: 'hint' \({where}\)"):
         checked({}, None)
-    assert checked({"hint": 7}, None) == 7
+    with pytest.raises(InputError, match="privileged: mine:hint gave int; return text"):
+        checked({"hint": 7}, None)
     assert (rollouts_fault({"completion_ids": [[1], []]}, {}) or "").startswith("no token for completion 1")
 
 

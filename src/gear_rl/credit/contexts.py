@@ -15,7 +15,6 @@ from gear_rl.credit.credit_config import (
 )
 from gear_rl.engine import Engine
 from gear_rl.environments import PRIVILEGED_CONTEXT, is_blocks, texts_of, value_of
-from gear_rl.errors import InputError
 from gear_rl.files import without_null
 from gear_rl.rollouts import RolloutBatch, succeeds
 from gear_rl.tensor.lists import int_list
@@ -116,7 +115,7 @@ def find_contexts(
 
     ``everyone`` are the rollouts of all processes, where those of the rows begin at ``first``. A sibling is the
     next rollout of the group, cyclically, whose reward is at least ``success_reward``. Feedback is for failures
-    only. That of ``prompt`` is empty: the teacher sees the student's prompt. Raises ``InputError`` for a function
+    only. That of ``prompt`` is empty: the teacher sees the student's prompt. Raises ``ValueError`` for a function
     that returns no text.
 
     >>> won = Rollout(completion="4", text="4", reward=1.0, group=0)
@@ -142,7 +141,7 @@ def find_contexts(
         elif function is not None:
             text = function(rows[i], everyone[first + i])
             if text is not None and not isinstance(text, str):
-                raise InputError(
+                raise ValueError(
                     f"privileged: the function returned {type(text).__name__}; return text, or None where there "
                     "is nothing to show"
                 )

@@ -12,14 +12,12 @@ Fault = Callable[[Any, Mapping[str, Any]], str | None]
 """What is wrong with a function's result, given its keyword arguments; None if nothing is."""
 
 
-def guard_function(
-    function: Callable[..., Any], where: str, name: str, fault: Fault | None = None
-) -> Callable[..., Any]:
+def guard_function(function: Callable[..., Any], where: str, name: str, fault: Fault) -> Callable[..., Any]:
     """The function, raising ``InputError`` with its name for its own exceptions and for a faulty result.
 
     A reward model is returned unchanged.
 
-    >>> guard_function(lambda row: row["hint"], "privileged", "mine:hint")({})
+    >>> guard_function(lambda row: row["hint"], "privileged", "mine:hint", context_fault)({})
     Traceback (most recent call last):
     gear_rl.errors.InputError: privileged: mine:hint raised KeyError: 'hint'
     """
@@ -42,8 +40,8 @@ def guard_function(
             raise InputError(f"{where}: {name} raised {error_text(error)}{hint}") from error
 
     def checked_value(value: Any, given: Mapping[str, Any]) -> Any:
-        why = fault and fault(value, given)
-        if why:
+        why = fault(value, given)
+        if why is not None:
             raise InputError(f"{where}: {name} gave {why}")
         return value
 
@@ -66,6 +64,13 @@ def guard_function(
 
 def _are_messages(given: Mapping[str, Any]) -> bool:
     return any(isinstance(completion, list) for completion in given.get("completions", ()))
+
+
+def context_fault(value: Any, given: Mapping[str, Any]) -> str | None:
+    """What is wrong with a privileged context."""
+    if value is None or isinstance(value, str):
+        return None
+    return f"{type(value).__name__}; return text, or None where there is nothing to show"
 
 
 def rollouts_fault(value: Any, given: Mapping[str, Any]) -> str | None:

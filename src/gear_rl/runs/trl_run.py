@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import TASKS, TEMPLATE, all_tasks, dataset_task, get_task
-from gear_rl.data.objects import guard_function, rollouts_fault
+from gear_rl.data.objects import context_fault, guard_function, rollouts_fault
 from gear_rl.data.rewards.catalogue import Reward, load_reward
 from gear_rl.data.rewards.maths import check_golds
 from gear_rl.data.rows import load_rows, load_splits
@@ -148,7 +148,7 @@ def _options(config: RunConfig) -> dict[str, Any]:
     options: dict[str, Any] = {"environment_factory": load_environment(config)}
     if config.tools:
         options["tools"] = [_function(path, "tools") for path in config.tools]
-    for name, fault in (("rollout_func", rollouts_fault), ("privileged", None)):
+    for name, fault in (("rollout_func", rollouts_fault), ("privileged", context_fault)):
         path = getattr(config, name)
         if path is not None:
             options[name] = guard_function(_function(path, name), name, path, fault)
