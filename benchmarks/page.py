@@ -63,12 +63,13 @@ def _made(mark: re.Match[str]) -> str:
 
 def _rewards_of_forms() -> Any:
     """Rewards in training over rollouts: a thin line a seed, a thick one their mean."""
-    cells = read_runs(RESULTS / "forms.jsonl").comparison.cells
+    runs = read_runs(RESULTS / "forms.jsonl")
+    steps = range(1, 1 + runs.comparison.steps)
+    rollouts = [step * runs.settings["rollouts"] for step in steps]
     figure: Any = Figure(figsize=(5.6, 3.2), layout="constrained")
     axes = figure.subplots()
     for method, (name, colour) in REWARDS.items():
-        curves = [cell.curves["reward"] for cell in cells if cell.method == method]
-        rollouts = [16 * step for step in range(1, 9)]
+        curves = [cell.curves["reward"] for cell in runs.comparison.cells if cell.method == method]
         for rewards in curves:
             axes.plot(rollouts, rewards, color=colour, lw=0.7, alpha=0.35)
         mean = [statistics.fmean(rewards) for rewards in zip(*curves, strict=True)]

@@ -1,4 +1,4 @@
-"""The divergence from a teacher of which only some tokens are known."""
+"""KL(student || teacher) where the teacher gives the log-probabilities of a few tokens only, as a server does."""
 
 import torch
 from jaxtyping import Float, Int
