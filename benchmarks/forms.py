@@ -154,23 +154,33 @@ def _asked(solution: str) -> dict[str, str]:
     return dict(line.split(": ") for line in solution.split("\n") if ":" in line)
 
 
-def fields(text: str, solution: str) -> list[tuple[int, int, bool]]:
-    """Where each field's value stands in a completion, and whether it is right; a field is a line with a colon.
+def decisions(text: str, solution: str) -> tuple[list[tuple[int, int, bool]], int]:
+    """Where each decision of a completion stands, and whether it is right; and the number of right fields.
 
-    A line whose key was not asked, or was answered before, is wrong as a whole. Fields are found by key, not by
-    place: else all that follow a line left out would be wrong, and none of them to blame.
+    A field is a line with a colon. Its key is wrong where it leaves out a key that no line answers, and so is an
+    end before such keys; a line whose key was not asked, or was answered before, is wrong as a whole and stands
+    for one left out. Fields are found by key: else all that follow a line left out would be wrong.
 
-    >>> fields("cat: cats\\nfox: foxes\\nox: oxes", "mouse: mice\\ncat: cats\\nox: oxen")
-    [(4, 9, True), (10, 20, False), (24, 29, False)]
+    >>> decisions("cat: cats\\nfox: foxes\\nox: oxes", "mouse: mice\\ncat: cats\\nox: oxen")
+    ([(0, 4, False), (4, 9, True), (10, 20, False), (21, 24, True), (24, 29, False), (28, 30, True)], 1)
     """
     wanted = _asked(solution)
-    found = list[tuple[int, int, bool]]()
-    for line in re.finditer(r"[^\n]*:[^\n]*", text):
-        key, _, value = line[0].partition(":")
+    lines = [(line, *line[0].partition(":")[::2]) for line in re.finditer(r"[^\n]*:[^\n]*", text)]
+    order, left_out = list(wanted), wanted.keys() - {key.strip() for _, key, _ in lines}
+    found, right, place = list[tuple[int, int, bool]](), 0, 0
+    for line, key, value in lines:
         due = wanted.pop(key.strip(), None)
-        begin = line.start() if due is None else line.start() + len(key) + 1
-        found.append((begin, line.end(), value.strip() == due))
-    return found
+        if due is None:
+            found.append((line.start(), line.end(), False))
+            place += order[place : place + 1] != [] and order[place] in left_out
+            continue
+        own, colon = order.index(key.strip()), line.start() + len(key) + 1
+        found.append((line.start(), colon, left_out.isdisjoint(order[place:own])))
+        found.append((colon, line.end(), value.strip() == due))
+        right, place = right + (value.strip() == due), max(place, own + 1)
+    # The token that ends a completion has no character, so its span lies around the end of the text.
+    found.append((max(len(text) - 1, 0), len(text) + 1, left_out.isdisjoint(order[place:])))
+    return found, right
 
 
 def reward(
@@ -181,24 +191,23 @@ def reward(
 ) -> list[float]:
     """The share of the asked fields that are right; the signature of a TRL reward.
 
-    Logs which fields are right as ``step_scores``, which ``FieldTruth`` alone reads.
+    Logs which decisions are right as ``step_scores``, which ``FieldTruth`` alone reads.
 
     >>> reward(["a: 1\\nb: 3", "", "b: 2\\na: 1\\nc: 9"], solution=["a: 1\\nb: 2"] * 3)
     [0.5, 0.0, 1.0]
     """
-    found = [fields(*pair) for pair in zip(final_texts(completions, columns), solution, strict=True)]
-    log_extra("step_scores", [[[begin, end, float(right)] for begin, end, right in each] for each in found])
-    return [
-        sum(right for _, _, right in each) / len(_asked(text))
-        for each, text in zip(found, solution, strict=True)
-    ]
+    found = [decisions(*pair) for pair in zip(final_texts(completions, columns), solution, strict=True)]
+    log_extra(
+        "step_scores", [[[begin, end, float(right)] for begin, end, right in each] for each, _ in found]
+    )
+    return [right / len(_asked(text)) for (_, right), text in zip(found, solution, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldTruth:
-    """Perfect credit by field: right fields take the praise of a completion, wrong ones its blame.
+    """Perfect credit: right decisions take the praise of a completion, wrong ones its blame.
 
-    A completion without such a field keeps its GRPO advantage.
+    A completion without such a decision keeps its GRPO advantage.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from benchmarks import forms
+from engines import tiny
+from gear_rl.signals.steps import StepScore
+from support import batches
 
 
 @pytest.mark.parametrize("family", forms.FAMILIES)
@@ -31,22 +34,47 @@ def test_filler_between_fields_changes_neither_place_nor_pay():
     assert forms.reward([row["solution"]], [row["solution"]]) == [1.0]
 
 
-def test_a_line_that_is_left_out_makes_no_other_wrong():
-    [row] = forms.rows("test", 1)
-    _, *others = row["solution"].splitlines()
-    assert forms.reward(["\n".join(others)], [row["solution"]]) == [1 - 1 / forms.FIELDS]
-    twice = forms.fields("\n".join([*others, others[0]]), row["solution"])
-    assert [right for _, _, right in twice] == [True] * len(others) + [False]
+@pytest.mark.parametrize(
+    ("text", "wrong", "right"),
+    [
+        ("a: 1\nb: 2\nc: 3", [], 3),
+        ("b: 2\nc: 3", ["b:"], 2),
+        ("a: 1\nc: 3", ["c:"], 2),
+        ("a: 1\nb: 2", ["2"], 2),  # the end: its token has no character of its own
+        ("c: 3\nb: 2\na: 1", [], 3),
+        ("a: 1\nx: 2\nc: 3", ["x: 2"], 2),
+        ("a: 1\nb: 2\nc: 3\na: 1", ["a: 1"], 3),
+        ("a: 1\nb: 3\nc: 3", [" 3"], 2),
+        ("a: 1\nword\nb: 2\nc: 3", [], 3),
+        ("", [""], 0),
+    ],
+)
+def test_every_field_that_is_lost_has_a_wrong_decision(text, wrong, right):
+    found, count = forms.decisions(text, "a: 1\nb: 2\nc: 3")
+    assert [text[begin:end] for begin, end, ok in found if not ok] == wrong
+    assert count == right
 
 
-def test_only_values_of_the_right_fields_are_praised():
+def test_the_token_that_ends_a_completion_is_a_decision_of_its_own():
+    tokenizer = tiny.tokenizer()
+    found, _ = forms.decisions("a: 1", "a: 1\nb: 2")
+    batch = batches.written(tokenizer, ["a: 1<|im_end|>"], logged={"step_scores": [found]})
+    score = StepScore("spans").compute(batch, batches.PlainEngine(tokenizer, tiny.model(len(tokenizer))))
+    assert score[0].tolist() == [1.0] * (score.shape[1] - 1) + [0.0]
+
+
+def test_right_decisions_are_praised_and_wrong_ones_blamed():
     logged = {}
     forms.reward(
         ["a: 1\nb: 3\nc: 3"],
         ["a: 1\nb: 2\nc: 3"],
         log_extra=lambda name, values: logged.update({name: values}),
     )
-    assert logged == {"step_scores": [[[2, 4, 1.0], [7, 9, 0.0], [12, 14, 1.0]]]}
+    assert logged == {
+        "step_scores": [
+            [[0, 2, 1.0], [2, 4, 1.0], [5, 7, 1.0], [7, 9, 0.0], [10, 12, 1.0], [12, 14, 1.0], [13, 15, 1.0]]
+        ]
+    }
     assert json.dumps(logged)
     step_id, score = torch.tensor([[-1, 0, -1, 1, -1, 2]]), torch.tensor([[0.0, 1.0, 0.0, 0.0, 0.0, 1.0]])
     signals = forms.TokenSignals(mask=torch.ones(1, 6, dtype=torch.bool), step_id=step_id, step_score=score)
