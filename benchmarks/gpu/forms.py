@@ -3,6 +3,7 @@
     python -m benchmarks.gpu.forms warm RUNS --model smollm2
     python -m benchmarks.gpu.forms gate RUNS --jobs 16
     python -m benchmarks.gpu.forms rows RUNS --jobs 16 --rates gate --seconds 480
+    python -m benchmarks.gpu.forms score RUNS --n 64 > FILE
 
 The gate, fixed before any run of it: three seeds at two rates; the task counts only if the interval of the lead
 of perfect credit over GRPO, each at its best rate, lies above 0. Rows then run at the two rates that suit GRPO
@@ -12,10 +13,10 @@ What was tried: on an H100 the warm-up takes 85 seconds and two runs side by sid
 completions a backward pass a process takes over 6.3 GB, so 13 do not fit; a pass has eight now. On two CPU cores
 (``--items 7 --steps 8 --rollouts 16 --n 96``) the warm-up takes 23 minutes and two runs side by side 12 to 16.
 There, with fields counted by place, GRPO fell from .363 to .069 at 8e-4 and to .022 at 2e-3. At 2e-4 it rose to
-.465 and perfect credit to .473: both learnt to leave out no line. Since then fields are counted by key,
-and at 2e-4 perfect credit leads GRPO by .013 to .113 (``results/forms_gate.jsonl``). Both end higher at 4e-4; there
-the lead was .035 (-.045 to .114, five seeds), and one seed of perfect credit ended below GRPO with short forms.
-The reference gave no blame for a line left out, by which 100 of 347 fields were lost in 32 forms before training.
+.465 and perfect credit to .473: both learnt to leave out no line. Since then fields are counted by key, and at
+2e-4 perfect credit leads GRPO by .013 to .113 (``results/forms_gate.jsonl``). Both end higher at 4e-4; there the
+lead was .035 (-.045 to .114, five seeds), and one seed of perfect credit ended below GRPO with short forms. The
+reference gave no blame for a line left out, by which 100 of 347 fields were lost in 32 forms before training.
 Since it does, it leads with each of five seeds, by .065 on average (.001 to .129, ``results/forms.jsonl``): the
 gate is passed. GRPO, ``gear`` and ``sft`` had run before. Fixed then: GRPO, perfect credit and ``gear`` run with
 seeds 5 to 8 too, ``gear:tokens`` and ``shuffled`` with seeds 0 to 2.
@@ -35,7 +36,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,21 @@ from typing import Any
 import torch
 
 from benchmarks import forms
+from gear_rl.arena.task import Case
+from gear_rl.credit.credit_config import CreditConfig
+from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.lab.cell_processes import run_cells
 from gear_rl.lab.cells import Cell, plain_fields
+from gear_rl.lab.lineup import parse_methods
+from gear_rl.lab.material import Material, Pair
 from gear_rl.lab.run_plan import plan_of_run
+from gear_rl.lab.scoring import score
 from gear_rl.lab.spec import Spec, read_cells
 from gear_rl.lab.statistics import mean_interval
 from gear_rl.runs.model_wheels import resolve_model
 from gear_rl.runs.run_config import RunConfig
+from gear_rl.signals.steps import StepId, StepScore
 
 GATE = ("truth=benchmarks.forms:FieldTruth",)
 GATE_RATES = (2e-4, 4e-4)
@@ -66,12 +74,16 @@ CONTEXTS = (
     "sft_sentences=sft:privileged_column=sentences",
 )  # fmt: skip
 """What the teacher is shown, and what is imitated, in place of the solution."""
+SCORED = (
+    "gear", "gear:tokens", "gear:tokens,aftermath=0", "gear:tokens,departures=all,aftermath=0", "gear:plain",
+    "rlsd", "slips=benchmarks.slips:Slips", "low_logprob=benchmarks.forms:LowLogprob",
+)  # fmt: skip
 
 
 def main() -> None:
     """Run one of the parts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("warm", "gate", "rows", "contexts"))
+    parser.add_argument("part", choices=("warm", "gate", "rows", "contexts", "score"))
     parser.add_argument("runs", type=Path)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--jobs", type=int, default=2)
@@ -90,6 +102,10 @@ def main() -> None:
     forms.write_rows(given.runs, given.items)
     if given.part == "warm":
         warm_up(given.runs, given.model, given.warm_steps, given.items)
+        return
+    if given.part == "score":
+        methods = parse_methods(given.methods.split() or SCORED)
+        print(json.dumps(score(methods, own_mistakes(given.runs, given.n)), indent=1))
         return
     if given.seconds < math.inf:  # the finished ones are in the folder
         timer = threading.Timer(given.seconds, lambda: (collect_cells(given.runs), os._exit(0)))
@@ -235,9 +251,62 @@ def warm_up(runs: Path, model: str, steps: int, items: int | None) -> None:
     tokenizer.save_pretrained(runs / "merged")
 
 
-@torch.no_grad()
+def own_mistakes(runs: Path, n: int) -> Material:
+    """A sampled answer to each of ``n`` held-out forms; the fault is every token of a wrong decision.
+
+    Beside it stands the solution. The decisions are told apart by their first tokens.
+    """
+    folder = runs / "merged"
+    model, tokenizer = load_causal_lm(str(folder), {"dtype": "bfloat16"}), load_tokenizer(str(folder))
+    rows = [json.loads(line) for line in (runs / "test.jsonl").read_text(encoding="utf-8").splitlines()[:n]]
+    for row in rows:
+        row["prompt"] = [{"role": "user", "content": row["prompt"]}]
+    torch.manual_seed(0)
+    engine, answers = LocalEngine(model, tokenizer), sampled_ids(model, tokenizer, rows)
+    texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
+    spans = [forms.decisions(text, row["solution"])[0] for text, row in zip(texts, rows, strict=True)]
+    batch = engine.rollouts(rows, answers, [-1.0] * n, logged={"step_scores": spans})
+    step_id, right = (signal("spans").compute(batch, engine) for signal in (StepId, StepScore))
+    begins = (step_id >= 0) & (step_id != torch.nn.functional.pad(step_id, (1, 0), value=-1)[:, :-1])
+    pairs = list[Pair]()
+    for b, row in enumerate(rows):
+        solution = tokenizer.encode(row["solution"], add_special_tokens=False)
+        wrong = (step_id[b] >= 0) & (right[b] == 0)
+        case = Case(
+            row=row,
+            faulty=[answers[b]],
+            right=[[*solution, tokenizer.eos_token_id]],
+            fault={*wrong.nonzero()[:, 0].tolist()},
+            choices=tuple(begins[b, : len(answers[b])].tolist()),
+        )
+        pairs.append(Pair(case=case, row=row, messages=(texts[b], row["solution"])))
+    others = [{**row, "solution": rows[b - 1]["solution"]} for b, row in enumerate(rows)]
+    return Material(
+        engine=engine,
+        config=CreditConfig(),
+        batch=16,
+        pairs=pairs,
+        blind=[replace(pair, row=row) for pair, row in zip(pairs, others, strict=True)],
+        rewards=_rewards_of,
+        about={"what": "absolute credit on sampled answers; the fault is what is wrong in them", "n": n},
+    )
+
+
+def _rewards_of(pairs: Sequence[Pair], credit: Mapping[str, Any]) -> torch.Tensor:
+    return torch.tensor(
+        [[value] for pair in pairs for value in forms.reward(pair.messages, [pair.case.row["solution"]] * 2)]
+    )
+
+
 def sampled_share(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> float:
     """The share of fields that one sampled answer to each row has right."""
+    answers = tokenizer.batch_decode(sampled_ids(model, tokenizer, rows), skip_special_tokens=True)
+    return statistics.fmean(forms.reward(answers, [row["solution"] for row in rows]))
+
+
+@torch.no_grad()
+def sampled_ids(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """The tokens of one sampled answer to each row, with the one that ends it."""
     texts = [
         tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
         for row in rows
@@ -248,8 +317,9 @@ def sampled_share(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]]) ->
     model.eval()
     out = model.generate(**inputs.to(model.device), max_new_tokens=176, do_sample=True, top_k=0)
     model.train()
-    answers = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    return statistics.fmean(forms.reward(answers, [row["solution"] for row in rows]))
+    answers = out[:, inputs["input_ids"].shape[1] :].tolist()
+    end = tokenizer.eos_token_id
+    return [ids[: ids.index(end) + 1] if end in ids else ids for ids in answers]
 
 
 if __name__ == "__main__":

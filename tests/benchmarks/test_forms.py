@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from benchmarks import forms
+from benchmarks.gpu import forms as gpu_forms
 from engines import tiny
 from gear_rl.signals.steps import StepScore
 from support import batches
@@ -42,6 +44,7 @@ def test_filler_between_fields_changes_neither_place_nor_pay():
         ("a: 1\nc: 3", ["c:"], 2),
         ("a: 1\nb: 2", ["2"], 2),  # the end: its token has no character of its own
         ("c: 3\nb: 2\na: 1", [], 3),
+        ("c: 3\na: 1", ["c:"], 2),
         ("a: 1\nx: 2\nc: 3", ["x: 2"], 2),
         ("a: 1\nb: 2\nc: 3\na: 1", ["a: 1"], 3),
         ("a: 1\nb: 3\nc: 3", [" 3"], 2),
@@ -86,3 +89,24 @@ def test_right_decisions_are_praised_and_wrong_ones_blamed():
 def test_no_held_out_prompt_is_trained_on():
     prompts = [{row["prompt"] for row in forms.rows(part, 192)} for part in ("train", "test")]
     assert not prompts[0] & prompts[1]
+
+
+def test_the_faults_of_an_answer_are_the_tokens_of_its_wrong_decisions(tiny_model, tmp_path, monkeypatch):
+    forms.write_rows(tmp_path)
+    (tmp_path / "merged").symlink_to(tiny_model)
+    monkeypatch.setattr(gpu_forms, "sampled_ids", lambda model, tokenizer, rows: [*map(spoilt, rows)])
+
+    def spoilt(row):
+        _, second, *others = row["solution"].splitlines()
+        text = "\n".join([second, *others[:-1], others[-1][:-1] + "!"])
+        return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    [pair, other] = gpu_forms.own_mistakes(tmp_path, 2).pairs
+    lines = pair.row["solution"].splitlines()
+    key, value = lines[1].partition(":")[0] + ":", lines[-1].partition(":")[2][:-1] + "!"
+    [ids] = pair.case.faulty
+    wrong = tokenizer.decode([token for t, token in enumerate(ids) if t in pair.case.fault])
+    assert wrong == key + value
+    assert sum(pair.case.choices) == 2 * (forms.FIELDS - 1) + 1
+    assert pair.row != other.row
