@@ -157,29 +157,31 @@ def _asked(solution: str) -> dict[str, str]:
 def decisions(text: str, solution: str) -> tuple[list[tuple[int, int, bool]], int]:
     """Where each decision of a completion stands, and whether it is right; and the number of right fields.
 
-    A field is a line with a colon. Its key is wrong where it leaves out a key that no line answers, and so is an
-    end before such keys; a line whose key was not asked, or was answered before, is wrong as a whole and stands
-    for one left out. Fields are found by key: else all that follow a line left out would be wrong.
+    A field is a line with a colon. Its key, with the line break before it, is wrong if it skips a key that no
+    line answers. The end is wrong if such keys remain. A line whose key was not asked, or was answered before, is
+    wrong as a whole; it takes the place of a skipped key if that one is next.
 
     >>> decisions("cat: cats\\nfox: foxes\\nox: oxes", "mouse: mice\\ncat: cats\\nox: oxen")
-    ([(0, 4, False), (4, 9, True), (10, 20, False), (21, 24, True), (24, 29, False), (28, 30, True)], 1)
+    ([(0, 4, False), (4, 9, True), (9, 20, False), (20, 24, True), (24, 29, False), (28, 30, True)], 1)
     """
     wanted = _asked(solution)
-    lines = [(line, *line[0].partition(":")[::2]) for line in re.finditer(r"[^\n]*:[^\n]*", text)]
-    order, left_out = list(wanted), wanted.keys() - {key.strip() for _, key, _ in lines}
+    lines = [*re.finditer(r"(?m)^([^:\n]*):(.*)", text)]
+    order, left_out = list(wanted), wanted.keys() - {line[1].strip() for line in lines}
     found, right, place = list[tuple[int, int, bool]](), 0, 0
-    for line, key, value in lines:
-        due = wanted.pop(key.strip(), None)
+    for line in lines:
+        key, begin, colon = line[1].strip(), max(line.start() - 1, 0), line.start(2)
+        due = wanted.pop(key, None)
         if due is None:
-            found.append((line.start(), line.end(), False))
-            place += order[place : place + 1] != [] and order[place] in left_out
+            found.append((begin, line.end(), False))
+            place += not left_out.isdisjoint(order[place : place + 1])
             continue
-        own, colon = order.index(key.strip()), line.start() + len(key) + 1
-        found.append((line.start(), colon, left_out.isdisjoint(order[place:own])))
-        found.append((colon, line.end(), value.strip() == due))
-        right, place = right + (value.strip() == due), max(place, own + 1)
+        own, same = order.index(key), line[2].strip() == due
+        found.append((begin, colon, left_out.isdisjoint(order[place:own])))
+        found.append((colon, max(line.end(), colon + 1), same))  # without a value, the line break decides
+        right, place = right + same, max(place, own + 1)
     # The token that ends a completion has no character, so its span lies around the end of the text.
-    found.append((max(len(text) - 1, 0), len(text) + 1, left_out.isdisjoint(order[place:])))
+    is_whole = left_out.isdisjoint(order[place:]) and not text.endswith(":")
+    found.append((max(len(text) - 1, 0), len(text) + 1, is_whole))
     return found, right
 
 
@@ -207,7 +209,8 @@ def reward(
 class FieldTruth:
     """Perfect credit: right decisions take the praise of a completion, wrong ones its blame.
 
-    A completion without such a decision keeps its GRPO advantage.
+    It knows which decisions are right, not what each is worth. A completion without a decision of its kind keeps
+    its GRPO advantage.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),

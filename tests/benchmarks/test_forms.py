@@ -41,12 +41,14 @@ def test_filler_between_fields_changes_neither_place_nor_pay():
     [
         ("a: 1\nb: 2\nc: 3", [], 3),
         ("b: 2\nc: 3", ["b:"], 2),
-        ("a: 1\nc: 3", ["c:"], 2),
+        ("a: 1\nc: 3", ["\nc:"], 2),
         ("a: 1\nb: 2", ["2"], 2),  # the end: its token has no character of its own
         ("c: 3\nb: 2\na: 1", [], 3),
         ("c: 3\na: 1", ["c:"], 2),
-        ("a: 1\nx: 2\nc: 3", ["x: 2"], 2),
-        ("a: 1\nb: 2\nc: 3\na: 1", ["a: 1"], 3),
+        ("a: 1\nx: 2\nc: 3", ["\nx: 2"], 2),
+        ("a: 1\nb: 2\nc: 3\na: 1", ["\na: 1"], 3),
+        ("a:\nb: 2\nc: 3", ["\n"], 2),
+        ("a: 1\nb: 2\nc:", ["", ":"], 2),
         ("a: 1\nb: 3\nc: 3", [" 3"], 2),
         ("a: 1\nword\nb: 2\nc: 3", [], 3),
         ("", [""], 0),
@@ -75,7 +77,7 @@ def test_right_decisions_are_praised_and_wrong_ones_blamed():
     )
     assert logged == {
         "step_scores": [
-            [[0, 2, 1.0], [2, 4, 1.0], [5, 7, 1.0], [7, 9, 0.0], [10, 12, 1.0], [12, 14, 1.0], [13, 15, 1.0]]
+            [[0, 2, 1.0], [2, 4, 1.0], [4, 7, 1.0], [7, 9, 0.0], [9, 12, 1.0], [12, 14, 1.0], [13, 15, 1.0]]
         ]
     }
     assert json.dumps(logged)
