@@ -5,6 +5,7 @@ every field is known, perfect credit needs no branching: ``FieldTruth`` is the e
 up with other items than those of training; held-out prompts ask the items of training in other company.
 """
 
+import itertools
 import json
 import random
 import re
@@ -183,6 +184,25 @@ def decisions(text: str, solution: str) -> tuple[list[tuple[int, int, bool]], in
     is_whole = left_out.isdisjoint(order[place:]) and not text.endswith(":")
     found.append((max(len(text) - 1, 0), len(text) + 1, is_whole))
     return found, right
+
+
+def values(text: str, solution: str) -> list[tuple[int, int, bool]]:
+    """The characters of each asked value as far as it is right, and the first that is wrong.
+
+    >>> values("cat: cats\\nox: oxes", "cat: cats\\nox: oxen")
+    [(4, 9, True), (13, 17, True), (17, 18, False)]
+    """
+    wanted, found = _asked(solution), list[tuple[int, int, bool]]()
+    for line in re.finditer(r"(?m)^([^:\n]*):(.*)", text):
+        due = wanted.pop(line[1].strip(), None)
+        if due is None:
+            continue
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(line[2], f" {due}", strict=False))
+        wrong = line.start(2) + len([*same])
+        found.append((line.start(2), wrong, True))
+        if line[2].strip() != due:
+            found.append((wrong, wrong + 1, False))
+    return found
 
 
 def reward(

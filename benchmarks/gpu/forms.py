@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.forms warm RUNS --model smollm2
     python -m benchmarks.gpu.forms gate RUNS --jobs 16
     python -m benchmarks.gpu.forms rows RUNS --jobs 16 --rates gate --seconds 480
-    python -m benchmarks.gpu.forms score RUNS --n 64 > FILE
+    python -m benchmarks.gpu.forms score RUNS --n 64
 
 The gate, fixed before any run of it: three seeds at two rates; the task counts only if the interval of the lead
 of perfect credit over GRPO, each at its best rate, lies above 0. Rows then run at the two rates that suit GRPO
@@ -75,8 +75,8 @@ CONTEXTS = (
 )  # fmt: skip
 """What the teacher is shown, and what is imitated, in place of the solution."""
 SCORED = (
-    "gear", "gear:tokens", "gear:tokens,aftermath=0", "gear:tokens,departures=all,aftermath=0", "gear:plain",
-    "rlsd", "slips=benchmarks.slips:Slips", "low_logprob=benchmarks.forms:LowLogprob",
+    "gear", "gear:tokens", "gear:tokens,aftermath=0", "gear:plain", "rlsd", "slips=benchmarks.slips:Slips",
+    "low_logprob=benchmarks.forms:LowLogprob",
 )  # fmt: skip
 
 
@@ -99,13 +99,13 @@ def main() -> None:
         "--seconds", type=float, default=math.inf, help="runs that are not done by then are left"
     )
     given = parser.parse_args()
-    forms.write_rows(given.runs, given.items)
-    if given.part == "warm":
-        warm_up(given.runs, given.model, given.warm_steps, given.items)
-        return
     if given.part == "score":
         methods = parse_methods(given.methods.split() or SCORED)
         print(json.dumps(score(methods, own_mistakes(given.runs, given.n)), indent=1))
+        return
+    forms.write_rows(given.runs, given.items)
+    if given.part == "warm":
+        warm_up(given.runs, given.model, given.warm_steps, given.items)
         return
     if given.seconds < math.inf:  # the finished ones are in the folder
         timer = threading.Timer(given.seconds, lambda: (collect_cells(given.runs), os._exit(0)))
@@ -252,32 +252,30 @@ def warm_up(runs: Path, model: str, steps: int, items: int | None) -> None:
 
 
 def own_mistakes(runs: Path, n: int) -> Material:
-    """A sampled answer to each of ``n`` held-out forms; the fault is every token of a wrong decision.
+    """A sampled answer to each of ``n`` held-out forms, beside the solution; the decisions are its values.
 
-    Beside it stands the solution. The decisions are told apart by their first tokens.
+    The fault of a wrong value is the token in which it departs from the right one.
     """
-    folder = runs / "merged"
-    model, tokenizer = load_causal_lm(str(folder), {"dtype": "bfloat16"}), load_tokenizer(str(folder))
+    folder = str(runs / "merged")
+    model, tokenizer = load_causal_lm(folder, {"dtype": "bfloat16"}), load_tokenizer(folder)
     rows = [json.loads(line) for line in (runs / "test.jsonl").read_text(encoding="utf-8").splitlines()[:n]]
     for row in rows:
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
     torch.manual_seed(0)
     engine, answers = LocalEngine(model, tokenizer), sampled_ids(model, tokenizer, rows)
     texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
-    spans = [forms.decisions(text, row["solution"])[0] for text, row in zip(texts, rows, strict=True)]
-    batch = engine.rollouts(rows, answers, [-1.0] * n, logged={"step_scores": spans})
+    spans = [forms.values(text, row["solution"]) for text, row in zip(texts, rows, strict=True)]
+    batch = engine.rollouts(rows, answers, [-1.0] * len(rows), logged={"step_scores": spans})
     step_id, right = (signal("spans").compute(batch, engine) for signal in (StepId, StepScore))
-    begins = (step_id >= 0) & (step_id != torch.nn.functional.pad(step_id, (1, 0), value=-1)[:, :-1])
     pairs = list[Pair]()
     for b, row in enumerate(rows):
         solution = tokenizer.encode(row["solution"], add_special_tokens=False)
-        wrong = (step_id[b] >= 0) & (right[b] == 0)
         case = Case(
             row=row,
             faulty=[answers[b]],
             right=[[*solution, tokenizer.eos_token_id]],
-            fault={*wrong.nonzero()[:, 0].tolist()},
-            choices=tuple(begins[b, : len(answers[b])].tolist()),
+            fault={*((step_id[b] >= 0) & (right[b] == 0)).nonzero()[:, 0].tolist()},
+            choices=tuple((step_id[b, : len(answers[b])] >= 0).tolist()),
         )
         pairs.append(Pair(case=case, row=row, messages=(texts[b], row["solution"])))
     others = [{**row, "solution": rows[b - 1]["solution"]} for b, row in enumerate(rows)]
@@ -288,7 +286,10 @@ def own_mistakes(runs: Path, n: int) -> Material:
         pairs=pairs,
         blind=[replace(pair, row=row) for pair, row in zip(pairs, others, strict=True)],
         rewards=_rewards_of,
-        about={"what": "absolute credit on sampled answers; the fault is what is wrong in them", "n": n},
+        about={
+            "what": "absolute credit on sampled answers; the faults are where values depart from the right ones",
+            "n": len(rows),
+        },
     )
 
 

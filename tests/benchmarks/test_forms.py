@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from benchmarks import forms
 from benchmarks.gpu import forms as gpu_forms
 from engines import tiny
+from gear_rl.lab.scoring import score
 from gear_rl.signals.steps import StepScore
 from support import batches
 
@@ -93,22 +94,27 @@ def test_no_held_out_prompt_is_trained_on():
     assert not prompts[0] & prompts[1]
 
 
-def test_the_faults_of_an_answer_are_the_tokens_of_its_wrong_decisions(tiny_model, tmp_path, monkeypatch):
+def test_faults_are_the_tokens_in_which_values_depart_from_the_right_ones(tiny_model, tmp_path, monkeypatch):
     forms.write_rows(tmp_path)
     (tmp_path / "merged").symlink_to(tiny_model)
-    monkeypatch.setattr(gpu_forms, "sampled_ids", lambda model, tokenizer, rows: [*map(spoilt, rows)])
-
-    def spoilt(row):
-        _, second, *others = row["solution"].splitlines()
-        text = "\n".join([second, *others[:-1], others[-1][:-1] + "!"])
-        return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    [pair, other] = gpu_forms.own_mistakes(tmp_path, 2).pairs
-    lines = pair.row["solution"].splitlines()
-    key, value = lines[1].partition(":")[0] + ":", lines[-1].partition(":")[2][:-1] + "!"
+
+    def spoil(row):
+        _, *others, last = row["solution"].splitlines()
+        ids = tokenizer.encode("\n".join([*others, f"{last[:-1]}!!", "x: 1"]), add_special_tokens=False)
+        return [*ids, tokenizer.eos_token_id]
+
+    monkeypatch.setattr(gpu_forms, "sampled_ids", lambda model, tokenizer, rows: [*map(spoil, rows)])
+    material = gpu_forms.own_mistakes(tmp_path, 2)
+    pair, other = material.pairs
     [ids] = pair.case.faulty
-    wrong = tokenizer.decode([token for t, token in enumerate(ids) if t in pair.case.fault])
-    assert wrong == key + value
-    assert sum(pair.case.choices) == 2 * (forms.FIELDS - 1) + 1
-    assert pair.row != other.row
+    [fault] = pair.case.fault
+    assert tokenizer.decode(ids[fault:]).startswith("!")
+    assert pair.case.choices[fault] and sum(pair.case.choices) >= forms.FIELDS - 1
+    assert not any(pair.case.choices[-3:])  # "x: 1" answers nothing
+    rewards = material.rewards(material.blind, {})[:, 0].tolist()
+    assert rewards == pytest.approx([1 - 2 / forms.FIELDS, 1.0] * 2)
+    assert material.blind[0].row["solution"] == other.row["solution"] != pair.row["solution"]
+    scored = score({"gear": {"name": "gear"}}, material)["methods"]
+    assert scored["oracle"]["auc_choices"] == 1.0
+    assert scored["gear"]["n"] == 2
