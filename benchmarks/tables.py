@@ -334,7 +334,22 @@ TABLES: dict[str, Table | Tasks] = {
     "forms": Table(
         ("forms",),
         SEEDS,
-        {**named("uniform", "gear"), "oracle": "perfect credit (`FieldTruth`)", "sft": "`sft`"},
+        {
+            **named("uniform", "gear", "shuffled"),
+            "tokens": "`gear:tokens`",
+            "oracle": "perfect credit (`FieldTruth`)",
+            "sft": "`sft`",
+        },
+        first="share right",
+    ),
+    "forms_references": Table(
+        ("forms_references",),
+        SEEDS,
+        {
+            **named("uniform"),
+            "values": "values alone are right or wrong",
+            "keys": "keys too, without line breaks",
+        },
         first="share right",
     ),
     "forms_gate": Table(

@@ -58,7 +58,7 @@ from gear_rl.lab.spec import Spec, read_cells
 from gear_rl.lab.statistics import mean_interval
 from gear_rl.runs.model_wheels import resolve_model
 from gear_rl.runs.run_config import RunConfig
-from gear_rl.signals.steps import StepId, StepScore
+from gear_rl.signals.steps import token_places
 
 GATE = ("truth=benchmarks.forms:FieldTruth",)
 GATE_RATES = (2e-4, 4e-4)
@@ -263,21 +263,22 @@ def own_mistakes(runs: Path, n: int) -> Material:
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
     torch.manual_seed(0)
     engine, answers = LocalEngine(model, tokenizer), sampled_ids(model, tokenizer, rows)
-    texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
-    spans = [forms.values(text, row["solution"]) for text, row in zip(texts, rows, strict=True)]
-    batch = engine.rollouts(rows, answers, [-1.0] * len(rows), logged={"step_scores": spans})
-    step_id, right = (signal("spans").compute(batch, engine) for signal in (StepId, StepScore))
     pairs = list[Pair]()
-    for b, row in enumerate(rows):
+    for row, ids in zip(rows, answers, strict=True):
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        is_right, places = dict[int, bool](), token_places(tokenizer, ids)
+        for begin, end, right in forms.values(text, row["solution"]):  # of a value, what is wrong comes last
+            within = (t for t, own in enumerate(places) if own.start < end and begin < own.stop)
+            is_right |= dict.fromkeys(within, right)
         solution = tokenizer.encode(row["solution"], add_special_tokens=False)
         case = Case(
             row=row,
-            faulty=[answers[b]],
+            faulty=[ids],
             right=[[*solution, tokenizer.eos_token_id]],
-            fault={*((step_id[b] >= 0) & (right[b] == 0)).nonzero()[:, 0].tolist()},
-            choices=tuple((step_id[b, : len(answers[b])] >= 0).tolist()),
+            fault={t for t, right in is_right.items() if not right},
+            choices=tuple(t in is_right for t in range(len(ids))),
         )
-        pairs.append(Pair(case=case, row=row, messages=(texts[b], row["solution"])))
+        pairs.append(Pair(case=case, row=row, messages=(text, row["solution"])))
     others = [{**row, "solution": rows[b - 1]["solution"]} for b, row in enumerate(rows)]
     return Material(
         engine=engine,
