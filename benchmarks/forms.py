@@ -205,6 +205,20 @@ def values(text: str, solution: str) -> list[tuple[int, int, bool]]:
     return found
 
 
+def right_tokens(places: Sequence[range], found: Sequence[tuple[int, int, bool]]) -> dict[int, bool]:
+    """Which tokens hold characters of ``values``, and whether all of these are right.
+
+    >>> right_tokens([range(3), range(3, 5), range(5, 9)], [(3, 7, True), (7, 8, False)])
+    {1: True, 2: False}
+    """
+    is_right = dict[int, bool]()
+    for begin, end, right in found:
+        for t, own in enumerate(places):
+            if own.start < end and begin < own.stop:
+                is_right[t] = right and is_right.get(t, True)
+    return is_right
+
+
 def reward(
     completions: Sequence[Completion],
     solution: Sequence[str],

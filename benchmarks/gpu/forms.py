@@ -266,10 +266,7 @@ def own_mistakes(runs: Path, n: int) -> Material:
     pairs = list[Pair]()
     for row, ids in zip(rows, answers, strict=True):
         text = tokenizer.decode(ids, skip_special_tokens=True)
-        is_right, places = dict[int, bool](), token_places(tokenizer, ids)
-        for begin, end, right in forms.values(text, row["solution"]):  # of a value, what is wrong comes last
-            within = (t for t, own in enumerate(places) if own.start < end and begin < own.stop)
-            is_right |= dict.fromkeys(within, right)
+        is_right = forms.right_tokens(token_places(tokenizer, ids), forms.values(text, row["solution"]))
         solution = tokenizer.encode(row["solution"], add_special_tokens=False)
         case = Case(
             row=row,
