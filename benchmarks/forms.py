@@ -1,8 +1,9 @@
 """``benchmarks forms``: many short look-ups in one prompt, one reward for all: a task for a pretrained model.
 
 A prompt asks for ``FIELDS`` fields of seven families, and the reward is the share that is right. As the truth of
-every field is known, perfect credit needs no branching: ``FieldTruth`` is the exact reference. A model is warmed
-up with other items than those of training; held-out prompts ask the items of training in other company.
+every field is known, perfect credit needs no branching: ``FieldTruth`` is told which decisions are right. A form
+that is cut off counts as one that ends there. A model is warmed up with other items than those of training;
+held-out prompts ask the items of training in other company.
 """
 
 import itertools
