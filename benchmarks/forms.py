@@ -212,12 +212,12 @@ def right_tokens(places: Sequence[range], found: Sequence[tuple[int, int, bool]]
     >>> right_tokens([range(3), range(3, 5), range(5, 9)], [(3, 7, True), (7, 8, False)])
     {1: True, 2: False}
     """
-    is_right = dict[int, bool]()
-    for begin, end, right in found:
-        for t, own in enumerate(places):
-            if own.start < end and begin < own.stop:
-                is_right[t] = right and is_right.get(t, True)
-    return is_right
+    return {  # what is wrong in a token comes last, and counts
+        t: right
+        for begin, end, right in found
+        for t, own in enumerate(places)
+        if own.start < end and begin < own.stop
+    }
 
 
 def reward(
