@@ -73,6 +73,10 @@ glass glasses, class classes, peach peaches, tomato tomatoes, army armies, fly f
 calves, elf elves"""
 
 
+_LINE = re.compile(r"(?m)^([^:\n]*):(.*)")
+"""A field of a completion: its key and its value."""
+
+
 def _pairs(text: str) -> list[tuple[str, str]]:
     return [(key, value) for key, value in (part.split() for part in text.split(","))]
 
@@ -167,7 +171,7 @@ def decisions(text: str, solution: str) -> tuple[list[tuple[int, int, bool]], in
     ([(0, 4, False), (4, 9, True), (9, 20, False), (20, 24, True), (24, 29, False), (28, 30, True)], 1)
     """
     wanted = _asked(solution)
-    lines = [*re.finditer(r"(?m)^([^:\n]*):(.*)", text)]
+    lines = [*_LINE.finditer(text)]
     order, left_out = list(wanted), wanted.keys() - {line[1].strip() for line in lines}
     found, right, place = list[tuple[int, int, bool]](), 0, 0
     for line in lines:
@@ -194,7 +198,7 @@ def values(text: str, solution: str) -> list[tuple[int, int, bool]]:
     [(4, 9, True), (13, 17, True), (17, 18, False)]
     """
     wanted, found = _asked(solution), list[tuple[int, int, bool]]()
-    for line in re.finditer(r"(?m)^([^:\n]*):(.*)", text):
+    for line in _LINE.finditer(text):
         due = wanted.pop(line[1].strip(), None)
         if due is None:
             continue

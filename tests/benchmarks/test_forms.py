@@ -1,6 +1,7 @@
 """The task ``forms``: what it asks, what it pays, and whose tokens perfect credit pays."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -118,3 +119,16 @@ def test_faults_are_the_tokens_in_which_values_depart_from_the_right_ones(tiny_m
     scored = score({"gear": {"name": "gear"}}, material)["methods"]
     assert scored["oracle"]["auc_choices"] == 1.0
     assert scored["gear"]["n"] == 2
+
+
+def test_a_sampled_answer_ends_with_its_first_end(tiny_model):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    ends = tokenizer.eos_token_id
+    drawn = torch.tensor([[5, ends, ends], [5, 6, 7]])
+
+    def generate(input_ids, **settings):
+        return torch.cat([input_ids, drawn], dim=1)
+
+    model = SimpleNamespace(device="cpu", eval=int, train=int, generate=generate)
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("a", "a b")]
+    assert gpu_forms.sampled_ids(model, tokenizer, rows) == [[5, ends], [5, 6, 7]]
