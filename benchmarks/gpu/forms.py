@@ -101,7 +101,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.part == "score":
         methods = parse_methods(given.methods.split() or SCORED)
-        print(json.dumps(score(methods, own_mistakes(given.runs, given.n)), indent=1))
+        command = " ".join(["python -m benchmarks.gpu.forms", *sys.argv[1:]])
+        print(json.dumps({"command": command, **score(methods, own_mistakes(given.runs, given.n))}, indent=1))
         return
     forms.write_rows(given.runs, given.items)
     if given.part == "warm":
