@@ -43,11 +43,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import forms
+from benchmarks import form_calls, forms
 from gear_rl.arena.task import Case
 from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
+from gear_rl.engines.trl.templates import read_template
 from gear_rl.lab.cell_processes import run_cells
 from gear_rl.lab.cells import Cell, plain_fields
 from gear_rl.lab.lineup import parse_methods
@@ -61,6 +62,7 @@ from gear_rl.runs.run_config import RunConfig
 from gear_rl.signals.steps import token_places
 
 GATE = ("truth=benchmarks.forms:FieldTruth",)
+AGENT_GATE = ("truth=benchmarks.form_calls:CallTruth",)
 GATE_RATES = (2e-4, 4e-4)
 ROWS = (
     "gear", "tokens=gear:tokens", "plain=gear:plain", "rlsd", "shuffled",
@@ -85,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=("warm", "gate", "rows", "contexts", "score"))
     parser.add_argument("runs", type=Path)
+    parser.add_argument("--agent", action="store_true", help="forms by calls of a tool")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--rates", default="")
@@ -104,9 +107,9 @@ def main() -> None:
         command = " ".join(["python -m benchmarks.gpu.forms", *sys.argv[1:]])
         print(json.dumps({"command": command, **score(methods, own_mistakes(given.runs, given.n))}, indent=1))
         return
-    forms.write_rows(given.runs, given.items)
+    (form_calls if given.agent else forms).write_rows(given.runs, given.items)
     if given.part == "warm":
-        warm_up(given.runs, given.model, given.warm_steps, given.items)
+        warm_up(given.runs, given.model, given.warm_steps, given.items, given.agent)
         return
     if given.seconds < math.inf:  # the finished ones are in the folder
         timer = threading.Timer(given.seconds, lambda: (collect_cells(given.runs), os._exit(0)))
@@ -116,7 +119,8 @@ def main() -> None:
         rates = best_rates(collect_cells(given.runs))
     else:
         rates = [float(rate) for rate in given.rates.split(",") if rate] or list(GATE_RATES)
-    methods = given.methods.split() or {"gate": GATE, "rows": ROWS, "contexts": CONTEXTS}[given.part]
+    of_part = {"gate": AGENT_GATE if given.agent else GATE, "rows": ROWS, "contexts": CONTEXTS}
+    methods = given.methods.split() or of_part[given.part]
     seeds = [int(seed) for seed in given.seeds.split(",")]
     specs = specs_of(given, methods, seeds, rates)
     begin = time.perf_counter()
@@ -137,12 +141,13 @@ def main() -> None:
 
 def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Sequence[float]) -> list[Spec]:
     """The runs of all methods, seed by seed and rate by rate; GRPO is among them."""
-    cuda, accumulated = torch.cuda.is_available(), 4
+    cuda, accumulated, agent = torch.cuda.is_available(), 4, given.agent
     run = RunConfig(
         model=str(given.runs / "merged"),
         dataset=str(given.runs / "train.jsonl"),
         eval_dataset=str(given.runs / "test.jsonl"),
-        reward="benchmarks.gpu.decoding:reward" if cuda else "benchmarks.forms:reward",
+        reward=None if agent else "benchmarks.gpu.decoding:reward" if cuda else "benchmarks.forms:reward",
+        environment="benchmarks.form_calls:FormDesk" if agent else None,
         lora={"r": 32, "lora_alpha": 64, "target_modules": "all-linear"},
         trainer={
             "gradient_checkpointing": False,
@@ -152,7 +157,7 @@ def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Se
             "per_device_train_batch_size": given.rollouts // accumulated,
             "gradient_accumulation_steps": accumulated,
             "num_generations": 8,
-            "max_completion_length": 176,
+            "max_completion_length": 400 if agent else 176,
             "per_device_eval_batch_size": 48,
             "privileged_column": "solution",
             "max_steps": given.steps,
@@ -214,7 +219,7 @@ def gate_of(cells: Sequence[Cell]) -> tuple[str, tuple[float, float] | None]:
     return "\n".join([*text, f"lead {statistics.fmean(lead):+.3f}, interval {interval}"]), interval
 
 
-def warm_up(runs: Path, model: str, steps: int, items: int | None) -> None:
+def warm_up(runs: Path, model: str, steps: int, items: int | None, agent: bool = False) -> None:
     """Fine-tune on forms of other items, save the merged model and print the share that it has right.
 
     Half of the demonstrations have the solution in the prompt, so that the teacher goes on reading it.
@@ -234,10 +239,15 @@ def warm_up(runs: Path, model: str, steps: int, items: int | None) -> None:
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
     set_seed(0)
     tokenizer = load_tokenizer(folder)
+    if agent:
+        tokenizer.chat_template = read_template("qwen3_instruct_2507")
+        shown = form_calls.demonstrations(tokenizer, 512)
+    else:
+        shown = demonstrations(rows, "solution", 0.5)
     trainer: Any = SFTTrainer(
         model=load_causal_lm(folder, {"dtype": "bfloat16"}),
         processing_class=tokenizer,
-        train_dataset=Dataset.from_list(demonstrations(rows, "solution", 0.5)),
+        train_dataset=Dataset.from_list(shown),
         peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"),
         args=SFTConfig(
             output_dir=str(runs / "warm"), seed=0, max_steps=steps, per_device_train_batch_size=8 if cuda else 4,
@@ -247,7 +257,8 @@ def warm_up(runs: Path, model: str, steps: int, items: int | None) -> None:
         ),
     )  # fmt: skip
     trainer.train()
-    print(f"share right, sampled on training items: {sampled_share(trainer.model, tokenizer, asked):.3f}")
+    if not agent:
+        print(f"share right, sampled on training items: {sampled_share(trainer.model, tokenizer, asked):.3f}")
     trainer.model.merge_and_unload().save_pretrained(runs / "merged")
     tokenizer.save_pretrained(runs / "merged")
 

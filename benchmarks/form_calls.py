@@ -1,0 +1,198 @@
+"""``forms`` for an agent: the look-ups come in several forms, each filled in by a call; one reward for all.
+
+The prompt asks the first form, and the tool's answer to a call asks the next. ``CallTruth`` is told which
+decisions are right, as ``FieldTruth`` is, and so whether the agent stops too early.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from benchmarks import forms
+from gear_rl.credit.credit_config import DEFAULT_TEMPLATE
+from gear_rl.credit.teacher_prompts import render
+from gear_rl.engine import Engine
+from gear_rl.rollouts import RolloutBatch
+from gear_rl.signals.steps import StepId, StepScore
+from gear_rl.types import Credit, TokenSignals
+
+FORMS, FIELDS = 3, 6
+"""Of a rollout, and of a form."""
+DONE = "done"
+"""The tool's answer to the last form, and the agent's last words."""
+
+_CLOSE = re.compile(r"\}\}\s*(?:</tool_call>)?")
+"""The end of a call; some tokenizers have the tag as a special token, which has no text."""
+
+
+class FormDesk:
+    """One rollout: a form after the other; the reward is the share of all fields that are right.
+
+    >>> desk = FormDesk()
+    >>> desk.reset(asked=["plural ox; past go", "symbol neon"], solution="ox: oxen; go: went\\nneon: Ne")
+    >>> desk.fill("ox: oxen; go: goed"), desk.fill("neon: Ne"), desk.get_reward(), desk.turn_rewards()
+    ('symbol neon', 'done', 0.6666666666666666, [0.5, 1.0])
+    """
+
+    def reset(self, asked: Sequence[str], solution: str, **row: Any) -> None:
+        """Begin the rollout of a row."""
+        self.asked, self.solutions = asked, solution.split("\n")
+        self.calls: list[str] = []
+
+    def fill(self, fields: str) -> str:
+        """Fill in the form.
+
+        Args:
+            fields: Fields
+        """
+        if len(self.calls) == len(self.solutions):
+            raise ValueError("no form is left")
+        self.calls.append(str(fields))
+        return self.asked[len(self.calls)] if len(self.calls) < len(self.asked) else DONE
+
+    def get_reward(self) -> float:
+        """The share of the fields that are right."""
+        asked = sum(len(solution.split(";")) for solution in self.solutions)
+        return sum(right for _, right in decisions_of(self)) / asked
+
+    def turn_rewards(self) -> list[float]:
+        """Of each call the share of its form that is right; it is no tool."""
+        pairs = zip(decisions_of(self), self.solutions, strict=False)
+        return [right / len(solution.split(";")) for (_, right), solution in pairs]
+
+    def anchor_states(self) -> list[str]:
+        """The form before each call, and after the last; it is no tool."""
+        return [*self.asked, DONE][: len(self.calls) + 1]
+
+
+def decisions_of(desk: FormDesk) -> list[tuple[list[tuple[int, int, bool]], int]]:
+    """``forms.decisions`` of each call."""
+    pairs = zip(desk.calls, desk.solutions, strict=False)
+    return [
+        forms.decisions(call.replace(";", "\n"), solution.replace("; ", "\n")) for call, solution in pairs
+    ]
+
+
+def rows(part: str, num: int, items: int | None = None) -> list[dict[str, Any]]:
+    """Rows with ``prompt``, ``asked`` and ``solution``, of the fields of ``forms.rows``.
+
+    >>> [row] = rows("train", 1)
+    >>> row["prompt"][0]["content"][:55]
+    'Fill in 3 forms. The first: past hold; past grow; symbo'
+    >>> len(row["asked"]), row["solution"].split("\\n")[0]
+    (3, 'hold: held; grow: grew; chlorine: Cl; teach: taught; thirty-five: 35; Syria: Damascus')
+    """
+    made = list[dict[str, Any]]()
+    for row in forms.rows(part, num, items=items):
+        lines = row["prompt"].split("\n")[1:], row["solution"].split("\n")
+        asked, solution = (["; ".join(part[n * FIELDS :][:FIELDS]) for n in range(FORMS)] for part in lines)
+        task = f"Fill in {FORMS} forms. The first: {asked[0]}"
+        made.append(
+            {
+                "prompt": [{"role": "user", "content": task}],
+                "asked": asked,
+                "solution": "\n".join(solution),
+            }
+        )
+    return made
+
+
+def write_rows(folder: Path, items: int | None = None) -> None:
+    """``train.jsonl`` and ``test.jsonl`` in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, num in {"train": 512, "test": 192}.items():
+        lines = (json.dumps(row) + "\n" for row in rows(part, num, items))
+        (folder / f"{part}.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def transcript(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a rollout that has every field right, with the tool's answers."""
+    messages = list[dict[str, Any]]()
+    for solution, answer in zip(row["solution"].split("\n"), [*row["asked"][1:], DONE], strict=True):
+        function = {"name": "fill", "arguments": {"fields": solution}}
+        called = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": function}],
+        }
+        messages += [called, {"role": "tool", "name": "fill", "content": answer}]
+    return [*messages, {"role": "assistant", "content": DONE}]
+
+
+def demonstrations(tokenizer: Any, num: int, items: int | None = None) -> list[dict[str, str]]:
+    """Prompt and completion as text, with the tool in the prompt; every other prompt is the teacher's."""
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    tools, made = [get_json_schema(FormDesk().fill)], list[dict[str, str]]()
+    for n, row in enumerate(rows("warm", num, items)):
+        shown: Any = render(row["prompt"], row["solution"], DEFAULT_TEMPLATE) if n % 2 else row["prompt"]
+        prompt = tokenizer.apply_chat_template(shown, tools=tools, add_generation_prompt=True, tokenize=False)
+        whole = tokenizer.apply_chat_template(shown + transcript(row), tools=tools, tokenize=False)
+        made.append({"prompt": prompt, "completion": whole.removeprefix(prompt)})
+    return made
+
+
+def call_spans(text: str, desk: FormDesk) -> list[tuple[int, int, float]]:
+    """Where each decision of a rollout stands in what its agent wrote, and whether it is right.
+
+    To go on is right while a form is left, and to end is right when none is.
+
+    >>> desk = FormDesk()
+    >>> desk.reset(asked=["plural ox", "symbol neon"], solution="ox: oxen\\nneon: Ne")
+    >>> _ = desk.fill("ox: oxes")
+    >>> call_spans('"ox: oxes"}}</tool_call>done', desk)
+    [(1, 4, 1.0), (4, 9, 0.0), (8, 10, 1.0), (24, 29, 0.0)]
+    """
+    spans, end = list[tuple[int, int, float]](), 0
+    for call, (found, _) in zip(desk.calls, decisions_of(desk), strict=True):
+        begin = text.find(f'"{call}"', end) + 1
+        if begin == 0:  # written with escapes
+            break
+        spans += [(begin + own, begin + last, float(right)) for own, last, right in found]
+        closed = _CLOSE.search(text, begin + len(call))
+        end = len(text) if closed is None else closed.end()
+    return [*spans, (end, len(text) + 1, float(len(desk.calls) == len(desk.solutions)))]
+
+
+def _with_spans(batch: RolloutBatch, engine: Engine) -> RolloutBatch:
+    spans = list[list[tuple[int, int, float]]]()
+    for ids, mask, desk in zip(
+        batch.completions.ids, batch.completions.mask, batch.environments or (), strict=True
+    ):
+        text = engine.tokenizer.decode(ids[mask].tolist(), skip_special_tokens=True)
+        spans.append(call_spans(text, desk))
+    return replace(batch, logged={**batch.logged, "step_scores": spans})
+
+
+@dataclass(frozen=True)
+class CallStepId(StepId):
+    """The decision that a token belongs to."""
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        return StepId("spans").compute(_with_spans(batch, engine), engine)
+
+
+@dataclass(frozen=True)
+class CallStepScore(StepScore):
+    """Whether the decision of a token is right."""
+
+    def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
+        return StepScore("spans").compute(_with_spans(batch, engine), engine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTruth:
+    """Perfect credit for the agent: ``FieldTruth`` on the decisions of its calls."""
+
+    name: ClassVar[str] = "call_truth"
+    source: ClassVar[str] = "control (ours)"
+    needs: ClassVar[tuple[Any, ...]] = (CallStepId(), CallStepScore())
+
+    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
+        return forms.FieldTruth()(advantage_B, signals)
