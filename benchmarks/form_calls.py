@@ -35,14 +35,14 @@ class FormDesk:
     """One rollout: a form after the other; the reward is the share of all fields that are right.
 
     >>> desk = FormDesk()
-    >>> desk.reset(asked=["plural ox; past go", "symbol neon"], solution="ox: oxen; go: went\\nneon: Ne")
+    >>> desk.reset(asked=["plural ox; past go", "symbol neon"],)
     >>> desk.fill("ox: oxen; go: goed"), desk.fill("neon: Ne"), desk.get_reward(), desk.turn_rewards()
     ('symbol neon', 'done', 0.6666666666666666, [0.5, 1.0])
     """
 
-    def reset(self, asked: Sequence[str], solution: str, **row: Any) -> None:
+    def reset(self, asked: Sequence[str], **row: Any) -> None:
         """Begin the rollout of a row."""
-        self.asked, self.solutions = asked, solution.split("\n")
+        self.asked, self.solutions = asked, [*map(solution_of, asked)]
         self.calls: list[str] = []
 
     def fill(self, fields: str) -> str:
@@ -71,6 +71,16 @@ class FormDesk:
         return [*self.asked, DONE][: len(self.calls) + 1]
 
 
+def solution_of(asked: str) -> str:
+    """A form, filled in.
+
+    >>> solution_of("plural ox; symbol neon")
+    'ox: oxen; neon: Ne'
+    """
+    fields = (field.split(" ", 1) for field in asked.split("; "))
+    return "; ".join(f"{key}: {dict(forms.FAMILIES[family])[key]}" for family, key in fields)
+
+
 def decisions_of(desk: FormDesk) -> list[tuple[list[tuple[int, int, bool]], int]]:
     """``forms.decisions`` of each call."""
     pairs = zip(desk.calls, desk.solutions, strict=False)
@@ -90,14 +100,14 @@ def rows(part: str, num: int, items: int | None = None) -> list[dict[str, Any]]:
     """
     made = list[dict[str, Any]]()
     for row in forms.rows(part, num, items=items):
-        lines = row["prompt"].split("\n")[1:], row["solution"].split("\n")
-        asked, solution = (["; ".join(part[n * FIELDS :][:FIELDS]) for n in range(FORMS)] for part in lines)
+        fields = row["prompt"].split("\n")[1:]
+        asked = ["; ".join(fields[n * FIELDS :][:FIELDS]) for n in range(FORMS)]
         task = f"Fill in {FORMS} forms. The first: {asked[0]}"
         made.append(
             {
                 "prompt": [{"role": "user", "content": task}],
                 "asked": asked,
-                "solution": "\n".join(solution),
+                "solution": "\n".join(map(solution_of, asked)),
             }
         )
     return made
@@ -144,7 +154,7 @@ def call_spans(text: str, desk: FormDesk) -> list[tuple[int, int, float]]:
     To go on is right while a form is left, and to end is right when none is.
 
     >>> desk = FormDesk()
-    >>> desk.reset(asked=["plural ox", "symbol neon"], solution="ox: oxen\\nneon: Ne")
+    >>> desk.reset(asked=["plural ox", "symbol neon"])
     >>> _ = desk.fill("ox: oxes")
     >>> call_spans('"ox: oxes"}}</tool_call>done', desk)
     [(1, 4, 1.0), (4, 9, 0.0), (8, 10, 1.0), (24, 29, 0.0)]

@@ -51,7 +51,7 @@ def credit_of(text, desk, advantage):
     ]
 
 
-ROW = {"asked": ["plural ox; past go", "symbol neon"], "solution": "ox: oxen; go: went\nneon: Ne"}
+ROW = {"asked": ["plural ox; past go", "symbol neon"]}
 TURN = '<tool_call>{{"name": "fill", "arguments": {{"fields": "{}"}}}}</tool_call>'
 
 
