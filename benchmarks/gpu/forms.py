@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.forms warm RUNS --model smollm2
     python -m benchmarks.gpu.forms gate RUNS --jobs 16
     python -m benchmarks.gpu.forms rows RUNS --jobs 16 --rates gate --seconds 480
-    python -m benchmarks.gpu.forms score RUNS --n 64
+    python -m benchmarks.gpu.forms score RUNS --n 64 --context sentences
 
 The gate, fixed before any run of it: three seeds at two rates; the task counts only if the interval of the lead
 of perfect credit over GRPO, each at its best rate, lies above 0. Rows then run at the two rates that suit GRPO
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--warm-steps", type=int, default=64)
     parser.add_argument("--rollouts", type=int, default=32)
+    parser.add_argument("--context", default="solution", help="the column that the teacher of score is shown")
     parser.add_argument("--n", type=int, default=192, help="held-out prompts")
     parser.add_argument("--items", type=int, help="of each family, in place of all for training")
     parser.add_argument(
@@ -105,7 +106,8 @@ def main() -> None:
     if given.part == "score":
         methods = parse_methods(given.methods.split() or SCORED)
         command = " ".join(["python -m benchmarks.gpu.forms", *sys.argv[1:]])
-        print(json.dumps({"command": command, **score(methods, own_mistakes(given.runs, given.n))}, indent=1))
+        scored = score(methods, own_mistakes(given.runs, given.n, given.context))
+        print(json.dumps({"command": command, **scored}, indent=1))
         return
     (form_calls if given.agent else forms).write_rows(given.runs, given.items)
     if given.part == "warm":
@@ -263,10 +265,11 @@ def warm_up(runs: Path, model: str, steps: int, items: int | None, agent: bool =
     tokenizer.save_pretrained(runs / "merged")
 
 
-def own_mistakes(runs: Path, n: int) -> Material:
+def own_mistakes(runs: Path, n: int, context: str = "solution") -> Material:
     """A sampled answer to each of ``n`` held-out forms, beside the solution; the decisions are its values.
 
-    The fault of a wrong value is the token in which it departs from the right one.
+    The fault of a wrong value is the token in which it departs from the right one. The teacher sees the column
+    ``context``.
     """
     folder = str(runs / "merged")
     model, tokenizer = load_causal_lm(folder, {"dtype": "bfloat16"}), load_tokenizer(folder)
@@ -288,10 +291,10 @@ def own_mistakes(runs: Path, n: int) -> Material:
             choices=tuple(t in is_right for t in range(len(ids))),
         )
         pairs.append(Pair(case=case, row=row, messages=(text, row["solution"])))
-    others = [{**row, "solution": rows[b - 1]["solution"]} for b, row in enumerate(rows)]
+    others = [{**row, context: rows[b - 1][context]} for b, row in enumerate(rows)]
     return Material(
         engine=engine,
-        config=CreditConfig(),
+        config=CreditConfig(privileged_column=context),
         batch=16,
         pairs=pairs,
         blind=[replace(pair, row=row) for pair, row in zip(pairs, others, strict=True)],
