@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -19,7 +20,8 @@ from gear_rl.credit.credit_config import DEFAULT_TEMPLATE
 from gear_rl.credit.teacher_prompts import render
 from gear_rl.engine import Engine
 from gear_rl.rollouts import RolloutBatch
-from gear_rl.signals.steps import StepId, StepScore
+from gear_rl.signals.steps import StepId, Steps, StepScore
+from gear_rl.tensor.masked import masked_mean, masked_rank
 from gear_rl.types import Credit, TokenSignals
 
 FORMS, FIELDS = 3, 6
@@ -27,6 +29,7 @@ FORMS, FIELDS = 3, 6
 DONE = "done"
 """The tool's answer to the last form, and the agent's last words."""
 
+_OPEN = '"fields": "'
 _CLOSE = re.compile(r"\}\}\s*(?:</tool_call>)?")
 """The end of a call; some tokenizers have the tag as a special token, which has no text."""
 
@@ -35,7 +38,7 @@ class FormDesk:
     """One rollout: a form after the other; the reward is the share of all fields that are right.
 
     >>> desk = FormDesk()
-    >>> desk.reset(asked=["plural ox; past go", "symbol neon"],)
+    >>> desk.reset(asked=["plural ox; past go", "symbol neon"])
     >>> desk.fill("ox: oxen; go: goed"), desk.fill("neon: Ne"), desk.get_reward(), desk.turn_rewards()
     ('symbol neon', 'done', 0.6666666666666666, [0.5, 1.0])
     """
@@ -51,9 +54,9 @@ class FormDesk:
         Args:
             fields: Fields
         """
-        if len(self.calls) == len(self.solutions):
-            raise ValueError("no form is left")
-        self.calls.append(str(fields))
+        if json.dumps(fields, ensure_ascii=False) != f'"{fields}"':
+            raise ValueError("fields are one line of plain text")
+        self.calls.append(fields)
         return self.asked[len(self.calls)] if len(self.calls) < len(self.asked) else DONE
 
     def get_reward(self) -> float:
@@ -62,13 +65,14 @@ class FormDesk:
         return sum(right for _, right in decisions_of(self)) / asked
 
     def turn_rewards(self) -> list[float]:
-        """Of each call the share of its form that is right; it is no tool."""
+        """Of each call the share of its form that is right, 0 where no form was left; it is no tool."""
         pairs = zip(decisions_of(self), self.solutions, strict=False)
-        return [right / len(solution.split(";")) for (_, right), solution in pairs]
+        shares = [right / len(solution.split(";")) for (_, right), solution in pairs]
+        return shares + [0.0] * (len(self.calls) - len(shares))
 
     def anchor_states(self) -> list[str]:
         """The form before each call, and after the last; it is no tool."""
-        return [*self.asked, DONE][: len(self.calls) + 1]
+        return [*self.asked, *[DONE] * (len(self.calls) + 1)][: len(self.calls) + 1]
 
 
 def solution_of(asked: str) -> str:
@@ -82,11 +86,12 @@ def solution_of(asked: str) -> str:
 
 
 def decisions_of(desk: FormDesk) -> list[tuple[list[tuple[int, int, bool]], int]]:
-    """``forms.decisions`` of each call."""
-    pairs = zip(desk.calls, desk.solutions, strict=False)
-    return [
-        forms.decisions(call.replace(";", "\n"), solution.replace("; ", "\n")) for call, solution in pairs
-    ]
+    """``forms.decisions`` of each call that filled in a form."""
+    return [*map(_decisions, desk.calls[: len(desk.solutions)], desk.solutions)]
+
+
+def _decisions(call: str, solution: str) -> tuple[list[tuple[int, int, bool]], int]:
+    return forms.decisions(call.replace(";", "\n"), solution.replace("; ", "\n"))
 
 
 def rows(part: str, num: int, items: int | None = None) -> list[dict[str, Any]]:
@@ -135,48 +140,66 @@ def transcript(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [*messages, {"role": "assistant", "content": DONE}]
 
 
-def demonstrations(tokenizer: Any, num: int, items: int | None = None) -> list[dict[str, str]]:
-    """Prompt and completion as text, with the tool in the prompt; every other prompt is the teacher's."""
+def demonstrations(num: int) -> list[dict[str, Any]]:
+    """Transcripts for fine-tuning, with the tool; every other prompt is the teacher's."""
     from transformers.utils.chat_template_utils import get_json_schema
 
-    tools, made = [get_json_schema(FormDesk().fill)], list[dict[str, str]]()
-    for n, row in enumerate(rows("warm", num, items)):
-        shown: Any = render(row["prompt"], row["solution"], DEFAULT_TEMPLATE) if n % 2 else row["prompt"]
-        prompt = tokenizer.apply_chat_template(shown, tools=tools, add_generation_prompt=True, tokenize=False)
-        whole = tokenizer.apply_chat_template(shown + transcript(row), tools=tools, tokenize=False)
-        made.append({"prompt": prompt, "completion": whole.removeprefix(prompt)})
-    return made
+    tools = json.dumps([get_json_schema(FormDesk().fill)])
+    return [
+        {
+            "prompt": render(row["prompt"], row["solution"], DEFAULT_TEMPLATE) if n % 2 else row["prompt"],
+            "completion": transcript(row),
+            "tools": tools,
+        }
+        for n, row in enumerate(rows("warm", num))
+    ]
 
 
-def call_spans(text: str, desk: FormDesk) -> list[tuple[int, int, float]]:
+def call_spans(text: str, desk: FormDesk, truncated: bool = False) -> list[tuple[int, int, float]] | None:
     """Where each decision of a rollout stands in what its agent wrote, and whether it is right.
 
-    To go on is right while a form is left, and to end is right when none is.
+    The first character of a turn decides to go on, which is right while a form is left. A call that was cut off
+    has decisions as far as it goes. None where a call is not found.
 
     >>> desk = FormDesk()
     >>> desk.reset(asked=["plural ox", "symbol neon"])
     >>> _ = desk.fill("ox: oxes")
-    >>> call_spans('"ox: oxes"}}</tool_call>done', desk)
-    [(1, 4, 1.0), (4, 9, 0.0), (8, 10, 1.0), (24, 29, 0.0)]
+    >>> call_spans('{"fields": "ox: oxes"}}</tool_call>done', desk)
+    [(0, 1, 1.0), (12, 15, 1.0), (15, 20, 0.0), (19, 21, 1.0), (35, 40, 0.0)]
+    >>> call_spans('{"fields": "ox: oxes"}}</tool_call>{"fields": "neon: N', desk, truncated=True)[4:]
+    [(35, 36, 1.0), (47, 52, 1.0), (52, 54, 0.0)]
     """
     spans, end = list[tuple[int, int, float]](), 0
-    for call, (found, _) in zip(desk.calls, decisions_of(desk), strict=True):
+    for number, call in enumerate(desk.calls):
+        is_left = number < len(desk.solutions)
+        spans.append((end, end + 1, float(is_left)))
         begin = text.find(f'"{call}"', end) + 1
-        if begin == 0:  # written with escapes
-            break
-        spans += [(begin + own, begin + last, float(right)) for own, last, right in found]
         closed = _CLOSE.search(text, begin + len(call))
-        end = len(text) if closed is None else closed.end()
-    return [*spans, (end, len(text) + 1, float(len(desk.calls) == len(desk.solutions)))]
+        if not begin or closed is None:
+            return None
+        if is_left:
+            spans += _shifted(decisions_of(desk)[number][0], begin)
+        end = closed.end()
+    if len(desk.calls) >= len(desk.solutions):
+        return [*spans, (end, end + 1, 1.0)]
+    if not truncated:
+        return [*spans, (end, len(text) + 1, 0.0)]
+    spans.append((end, end + 1, 1.0))
+    if _OPEN in text[end:]:
+        begin = text.index(_OPEN, end) + len(_OPEN)
+        spans += _shifted(_decisions(text[begin:], desk.solutions[len(desk.calls)])[0][:-1], begin)
+    return spans
+
+
+def _shifted(found: Sequence[tuple[int, int, bool]], by: int) -> list[tuple[int, int, float]]:
+    return [(begin + by, end + by, float(right)) for begin, end, right in found]
 
 
 def _with_spans(batch: RolloutBatch, engine: Engine) -> RolloutBatch:
-    spans = list[list[tuple[int, int, float]]]()
-    for ids, mask, desk in zip(
-        batch.completions.ids, batch.completions.mask, batch.environments or (), strict=True
-    ):
-        text = engine.tokenizer.decode(ids[mask].tolist(), skip_special_tokens=True)
-        spans.append(call_spans(text, desk))
+    done, spans = batch.completions, list[list[tuple[int, int, float]] | None]()
+    for b, desk in enumerate(batch.environments or ()):
+        text = engine.tokenizer.decode(done.ids[b][done.mask[b]].tolist(), skip_special_tokens=True)
+        spans.append(call_spans(text, desk, bool(done.truncated and done.truncated[b])))
     return replace(batch, logged={**batch.logged, "step_scores": spans})
 
 
@@ -184,25 +207,37 @@ def _with_spans(batch: RolloutBatch, engine: Engine) -> RolloutBatch:
 class CallStepId(StepId):
     """The decision that a token belongs to."""
 
+    steps: Steps = "spans"
+
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        return StepId("spans").compute(_with_spans(batch, engine), engine)
+        return super().compute(_with_spans(batch, engine), engine)
 
 
 @dataclass(frozen=True)
 class CallStepScore(StepScore):
     """Whether the decision of a token is right."""
 
+    steps: Steps = "spans"
+
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        return StepScore("spans").compute(_with_spans(batch, engine), engine)
+        return super().compute(_with_spans(batch, engine), engine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTruth:
-    """Perfect credit for the agent: ``FieldTruth`` on the decisions of its calls."""
+    """Perfect credit for the agent: ``FieldTruth`` on the decisions of its calls, which most tokens are not."""
 
     name: ClassVar[str] = "call_truth"
     source: ClassVar[str] = "control (ours)"
     needs: ClassVar[tuple[Any, ...]] = (CallStepId(), CallStepScore())
 
+    blind: bool = False
+    """Credit decisions alike, right or wrong: the control that knows where they are."""
+
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        return forms.FieldTruth()(advantage_B, signals)
+        if not self.blind:
+            return forms.FieldTruth()(advantage_B, signals)
+        inside, mask = (signals.get("step_id") >= 0) & signals.mask, signals.mask
+        weight = torch.where(inside.any(-1, keepdim=True), inside, mask).to(advantage_B.dtype)
+        weight = weight / masked_mean(weight, mask).clamp(min=1e-6)
+        return Credit.from_weights(advantage_B, weight, masked_rank(mask))

@@ -62,7 +62,6 @@ from gear_rl.runs.run_config import RunConfig
 from gear_rl.signals.steps import token_places
 
 GATE = ("truth=benchmarks.forms:FieldTruth",)
-AGENT_GATE = ("truth=benchmarks.form_calls:CallTruth",)
 GATE_RATES = (2e-4, 4e-4)
 ROWS = (
     "gear", "tokens=gear:tokens", "plain=gear:plain", "rlsd", "shuffled",
@@ -70,6 +69,13 @@ ROWS = (
     "neg_only=gear:sign_mode=neg_only", "sft", "slips=benchmarks.slips:Slips", "random_onsets", "opsd",
     "sft_then_grpo=uniform:sft=0.5", "sft_then_gear=gear:sft=0.5", "more=uniform:rollouts=40",
 )  # fmt: skip
+AGENT_PARTS = {
+    "gate": ("truth=benchmarks.form_calls:CallTruth", "decisions=benchmarks.form_calls:CallTruth:blind=true"),
+    "rows": (
+        "gear", "tokens=gear:tokens", "gigpo", "gigpo_turns=gigpo:turn_rewards=true", "mt_grpo", "agent_opsd",
+        "shuffled",
+    ),
+}  # fmt: skip
 CONTEXTS = (
     "quarter_false=gear:privileged_column=quarter_false", "sentences=gear:privileged_column=sentences",
     "sibling=gear:privileged_sources=[sibling]", "sft_quarter_false=sft:privileged_column=quarter_false",
@@ -103,6 +109,8 @@ def main() -> None:
         "--seconds", type=float, default=math.inf, help="runs that are not done by then are left"
     )
     given = parser.parse_args()
+    if given.agent and given.part in ("score", "contexts"):
+        parser.error(f"{given.part} has no --agent")
     if given.part == "score":
         methods = parse_methods(given.methods.split() or SCORED)
         command = " ".join(["python -m benchmarks.gpu.forms", *sys.argv[1:]])
@@ -121,8 +129,8 @@ def main() -> None:
         rates = best_rates(collect_cells(given.runs))
     else:
         rates = [float(rate) for rate in given.rates.split(",") if rate] or list(GATE_RATES)
-    of_part = {"gate": AGENT_GATE if given.agent else GATE, "rows": ROWS, "contexts": CONTEXTS}
-    methods = given.methods.split() or of_part[given.part]
+    line_ups = AGENT_PARTS if given.agent else {"gate": GATE, "rows": ROWS, "contexts": CONTEXTS}
+    methods = given.methods.split() or line_ups[given.part]
     seeds = [int(seed) for seed in given.seeds.split(",")]
     specs = specs_of(given, methods, seeds, rates)
     begin = time.perf_counter()
@@ -160,6 +168,7 @@ def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Se
             "gradient_accumulation_steps": accumulated,
             "num_generations": 8,
             "max_completion_length": 400 if agent else 176,
+            "success_reward": 0.5 if agent else 1.0,  # for agent_opsd: no rollout has every field right
             "per_device_eval_batch_size": 48,
             "privileged_column": "solution",
             "max_steps": given.steps,
@@ -243,9 +252,7 @@ def warm_up(runs: Path, model: str, steps: int, items: int | None, agent: bool =
     tokenizer = load_tokenizer(folder)
     if agent:
         tokenizer.chat_template = read_template("qwen3_instruct_2507")
-        shown = form_calls.demonstrations(tokenizer, 512)
-    else:
-        shown = demonstrations(rows, "solution", 0.5)
+    shown = form_calls.demonstrations(512) if agent else demonstrations(rows, "solution", 0.5)
     trainer: Any = SFTTrainer(
         model=load_causal_lm(folder, {"dtype": "bfloat16"}),
         processing_class=tokenizer,
@@ -254,8 +261,8 @@ def warm_up(runs: Path, model: str, steps: int, items: int | None, agent: bool =
         args=SFTConfig(
             output_dir=str(runs / "warm"), seed=0, max_steps=steps, per_device_train_batch_size=8 if cuda else 4,
             learning_rate=8e-4, warmup_steps=4, lr_scheduler_type="constant_with_warmup", bf16=False,
-            use_cpu=not cuda, gradient_checkpointing=False, completion_only_loss=True, logging_steps=4,
-            save_strategy="no", report_to="none", disable_tqdm=True,
+            use_cpu=not cuda, gradient_checkpointing=False, completion_only_loss=True, assistant_only_loss=agent,
+            logging_steps=4, save_strategy="no", report_to="none", disable_tqdm=True,
         ),
     )  # fmt: skip
     trainer.train()

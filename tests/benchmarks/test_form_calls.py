@@ -1,11 +1,14 @@
 """The agent that fills in ``forms`` by calls: what the tool pays, and whose tokens perfect credit pays."""
 
 import json
+from dataclasses import replace
 
+import pytest
 import torch
 
 from benchmarks import form_calls
 from engines import tiny
+from gear_rl.types import TokenSignals
 from support import batches
 
 
@@ -27,28 +30,28 @@ def test_the_transcript_earns_everything_and_hears_the_tools_answers():
 
 
 def test_every_second_demonstration_shows_what_the_teacher_sees():
-    tokenizer = tiny.tokenizer()
-    plain, shown = form_calls.demonstrations(tokenizer, 2)
+    plain, shown = form_calls.demonstrations(2)
     solutions = [row["solution"] for row in form_calls.rows("warm", 2)]
-    assert solutions[0] not in plain["prompt"] and solutions[1] in shown["prompt"]
-    assert '"fill"' in plain["prompt"] and plain["completion"].count("<tool_call>") == form_calls.FORMS
+    assert solutions[0] not in str(plain["prompt"]) and solutions[1] in shown["prompt"][-1]["content"]
+    assert json.loads(plain["tools"])[0]["function"]["name"] == "fill"
 
 
-def credit_of(text, desk, advantage):
+TRUTH = form_calls.CallTruth()
+
+
+def credited(text, desk, advantage, method=TRUTH, truncated=()):
+    """The tokens with credit, a tool's answer before the last turn left out."""
     tokenizer = tiny.tokenizer()
     batch = batches.written(tokenizer, [text], environments=[desk], advantage_B=torch.tensor([advantage]))
+    batch = replace(batch, completions=replace(batch.completions, truncated=truncated))
     engine = batches.PlainEngine(tokenizer, tiny.model(len(tokenizer)))
-    signals = form_calls.forms.TokenSignals(
+    signals = TokenSignals(
         mask=batch.completions.mask,
         step_id=form_calls.CallStepId().compute(batch, engine),
         step_score=form_calls.CallStepScore().compute(batch, engine),
     )
-    advantage_BT = form_calls.CallTruth()(batch.advantage_B, signals).advantage
-    return [
-        tokenizer.decode([token])
-        for token, own in zip(batch.completions.ids[0], advantage_BT[0], strict=True)
-        if own
-    ]
+    credit = method(batch.advantage_B, signals).advantage[0]
+    return tokenizer.decode(batch.completions.ids[0][credit != 0])
 
 
 ROW = {"asked": ["plural ox; past go", "symbol neon"]}
@@ -57,10 +60,42 @@ TURN = '<tool_call>{{"name": "fill", "arguments": {{"fields": "{}"}}}}</tool_cal
 
 def test_a_wrong_value_is_blamed_alone():
     desk, _ = played(ROW, "ox: oxen; go: goed", "neon: Ne")
-    blamed = credit_of(TURN.format("ox: oxen; go: goed") + TURN.format("neon: Ne") + "done", desk, -1.0)
-    assert "".join(blamed).strip() in (": goed", "goed")
+    text = TURN.format("ox: oxen; go: goed") + TURN.format("neon: Ne") + "done"
+    assert credited(text, desk, -1.0) == " goed"
+    assert credited(text, desk, 1.0) == '{ox: oxen; go:"{neon: Ne"d'
 
 
 def test_to_stop_before_the_last_form_is_blamed():
     desk, _ = played(ROW, "ox: oxen; go: went")
-    assert "".join(credit_of(TURN.format("ox: oxen; go: went") + "done", desk, -1.0)).strip() == "done"
+    assert credited(TURN.format("ox: oxen; go: went") + "done", desk, -1.0) == "done"
+
+
+def test_a_call_too_many_is_blamed_and_earns_nothing():
+    desk, answers = played(ROW, "ox: oxen; go: went", "neon: Ne", "neon: Ne")
+    assert answers[1:] == ["done", "done"] and desk.get_reward() == 1.0
+    assert desk.turn_rewards() == [1.0, 1.0, 0.0]
+    assert desk.anchor_states() == ["plural ox; past go", "symbol neon", "done", "done"]
+    text = TURN.format("ox: oxen; go: went") + TURN.format("neon: Ne") * 2 + "done"
+    assert credited(text, desk, -1.0) == "{"
+
+
+def test_a_call_that_is_cut_off_is_judged_as_far_as_it_goes():
+    desk, _ = played(ROW, "ox: oxen; go: went")
+    text = TURN.format("ox: oxen; go: went") + TURN.format("neon: N").partition('"}')[0]
+    assert credited(text, desk, -1.0, truncated=[True]) == " N"
+    assert credited(text, desk, -1.0).endswith(
+        '{"name": "fill", "arguments": {"fields": "neon: N'
+    )  # by itself
+
+
+def test_escapes_are_refused_so_that_every_call_is_found():
+    desk, _ = played(ROW)
+    with pytest.raises(ValueError, match="plain text"):
+        desk.fill("ox: oxen\ngo: went")
+    assert form_calls.call_spans("nothing", played(ROW, "ox: oxen")[0]) is None
+
+
+def test_the_control_credits_decisions_alike():
+    desk, _ = played(ROW, "ox: oxen; go: goed", "neon: Ne")
+    text = TURN.format("ox: oxen; go: goed") + TURN.format("neon: Ne") + "done"
+    assert credited(text, desk, -1.0, form_calls.CallTruth(blind=True)) == '{ox: oxen; go: goed"{neon: Ne"d'
