@@ -33,7 +33,12 @@ PAGES = (
 )
 FIGURES = ("codebook_hard_catalogue", "sums_32")
 """Comparisons whose ends are drawn."""
-REWARDS = {"uniform": ("GRPO", QUIET), "oracle": ("perfect credit", ORANGE), "gear": ("gear", BLUE)}
+REWARDS = {
+    "uniform": ("GRPO", QUIET),
+    "oracle": ("perfect credit", ORANGE),
+    "gear": ("gear", BLUE),
+    "tokens": ("gear:tokens", "#009e73"),
+}
 """Methods of ``forms`` whose rewards in training are drawn."""
 
 

@@ -335,8 +335,10 @@ TABLES: dict[str, Table | Tasks] = {
         ("forms",),
         SEEDS,
         {
-            **named("uniform", "gear", "shuffled"),
+            **named("uniform", "gear"),
             "tokens": "`gear:tokens`",
+            **named("shuffled", "random_onsets"),
+            "low_logprob": "placebo: `low_logprob` (`benchmarks/forms.py`)",
             "oracle": "perfect credit (`FieldTruth`)",
             "sft": "`sft`",
         },
