@@ -337,6 +337,8 @@ TABLES: dict[str, Table | Tasks] = {
         {
             **named("uniform", "gear"),
             "tokens": "`gear:tokens`",
+            "plain": "`gear:plain`",
+            "slips": "in failures the teacher's excess surprisal (`benchmarks/slips.py`)",
             **named("shuffled", "random_onsets"),
             "low_logprob": "placebo: `low_logprob` (`benchmarks/forms.py`)",
             "oracle": "perfect credit (`FieldTruth`)",
