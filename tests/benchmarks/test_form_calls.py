@@ -32,7 +32,7 @@ def test_the_transcript_earns_everything_and_hears_the_tools_answers():
 def test_every_second_demonstration_shows_what_the_teacher_sees():
     plain, shown = form_calls.demonstrations(2)
     solutions = [row["solution"] for row in form_calls.rows("warm", 2)]
-    assert solutions[0] not in str(plain["prompt"]) and solutions[1] in shown["prompt"][-1]["content"]
+    assert solutions[0] not in plain["prompt"][-1]["content"] and solutions[1] in shown["prompt"][-1]["content"]
     assert json.loads(plain["tools"])[0]["function"]["name"] == "fill"
 
 
@@ -86,6 +86,11 @@ def test_a_call_that_is_cut_off_is_judged_as_far_as_it_goes():
     assert credited(text, desk, -1.0).endswith(
         '{"name": "fill", "arguments": {"fields": "neon: N'
     )  # by itself
+
+
+def test_a_key_that_is_cut_off_is_not_blamed():
+    text = TURN.format("ox: oxes; g").partition('"}')[0]
+    assert credited(text, played(ROW)[0], -1.0, truncated=[True]) == " oxes"
 
 
 def test_escapes_are_refused_so_that_every_call_is_found():
