@@ -32,7 +32,9 @@ def test_the_transcript_earns_everything_and_hears_the_tools_answers():
 def test_every_second_demonstration_shows_what_the_teacher_sees():
     plain, shown = form_calls.demonstrations(2)
     solutions = [row["solution"] for row in form_calls.rows("warm", 2)]
-    assert solutions[0] not in plain["prompt"][-1]["content"] and solutions[1] in shown["prompt"][-1]["content"]
+    assert (
+        solutions[0] not in plain["prompt"][-1]["content"] and solutions[1] in shown["prompt"][-1]["content"]
+    )
     assert json.loads(plain["tools"])[0]["function"]["name"] == "fill"
 
 
