@@ -21,8 +21,8 @@ the limit (``results/forms_references.jsonl``). Judging line breaks too, it lead
 ``results/forms.jsonl``); with the three seeds of the gate by -.006 to .138. Seeds 3 and 4 were added when three
 gave no verdict on the first of these references, and the last two never ran at 2e-4.
 
-``--agent`` has an agent fill in several forms by calls of a tool (``benchmarks/form_calls.py``). It has run with a
-random model alone; its gate is still to run.
+``--agent`` has an agent fill in several forms by calls of a tool (``benchmarks/form_calls.py``). It has run
+with a random model alone; its gate is still to run.
 
 Runs that are finished in the folder are not repeated; ``cells.jsonl`` has a line for each. ``--steps``,
 ``--rollouts`` and ``--n`` cut the sizes down, to try it on a CPU.
