@@ -8,11 +8,8 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from benchmarks import forms
@@ -21,8 +18,6 @@ from gear_rl.credit.teacher_prompts import render
 from gear_rl.engine import Engine
 from gear_rl.rollouts import RolloutBatch
 from gear_rl.signals.steps import StepId, Steps, StepScore
-from gear_rl.tensor.masked import masked_mean, masked_rank
-from gear_rl.types import Credit, TokenSignals
 
 FORMS, FIELDS = 3, 6
 """Of a rollout, and of a form."""
@@ -116,14 +111,6 @@ def rows(part: str, num: int, items: int | None = None) -> list[dict[str, Any]]:
             }
         )
     return made
-
-
-def write_rows(folder: Path, items: int | None = None) -> None:
-    """``train.jsonl`` and ``test.jsonl`` in the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for part, num in {"train": 512, "test": 192}.items():
-        lines = (json.dumps(row) + "\n" for row in rows(part, num, items))
-        (folder / f"{part}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def transcript(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -224,20 +211,8 @@ class CallStepScore(StepScore):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallTruth:
-    """Perfect credit for the agent: ``FieldTruth`` on the decisions of its calls, which most tokens are not."""
+class CallTruth(forms.FieldTruth):
+    """Perfect credit for the agent: that of ``FieldTruth``, on the decisions of its calls."""
 
     name: ClassVar[str] = "call_truth"
-    source: ClassVar[str] = "control (ours)"
     needs: ClassVar[tuple[Any, ...]] = (CallStepId(), CallStepScore())
-
-    blind: bool = False
-    """Credit decisions alike, right or wrong: the control that knows where they are."""
-
-    def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
-        if not self.blind:
-            return forms.FieldTruth()(advantage_B, signals)
-        inside, mask = (signals.get("step_id") >= 0) & signals.mask, signals.mask
-        weight = torch.where(inside.any(-1, keepdim=True), inside, mask).to(advantage_B.dtype)
-        weight = weight / masked_mean(weight, mask).clamp(min=1e-6)
-        return Credit.from_weights(advantage_B, weight, masked_rank(mask))

@@ -263,10 +263,13 @@ class FieldTruth:
     source: ClassVar[str] = "control (ours)"
     needs: ClassVar[tuple[Any, ...]] = (StepId("spans"), StepScore("spans"))
 
+    blind: bool = False
+    """Credit right and wrong decisions alike: the control that knows where decisions are."""
+
     def __call__(self, advantage_B: Float[Tensor, " B"], signals: TokenSignals) -> Credit:
         right = signals.get("step_score") > 0.5
         inside = signals.get("step_id") >= 0
-        counts = (right == (advantage_B > 0)[:, None]) & inside & signals.mask
+        counts = ((right == (advantage_B > 0)[:, None]) | self.blind) & inside & signals.mask
         counts = torch.where(counts.any(-1, keepdim=True), counts, signals.mask).to(advantage_B.dtype)
         weight = counts / masked_mean(counts, signals.mask).clamp(min=1e-6)
         return Credit.from_weights(advantage_B, weight, masked_rank(signals.mask))
@@ -306,10 +309,12 @@ class LowLogprob:
         )
 
 
-def write_rows(folder: Path, items: int | None = None) -> None:
+def write_rows(
+    folder: Path, items: int | None = None, rows_of: Callable[..., list[dict[str, Any]]] = rows
+) -> None:
     """``warm.jsonl``, ``train.jsonl`` and ``test.jsonl`` in the folder; ``items`` is of the last two."""
     folder.mkdir(parents=True, exist_ok=True)
     for part, num in {"warm": 512, "train": 512, "test": 192}.items():
         kept = None if part == "warm" else items
-        lines = (json.dumps(row) + "\n" for row in rows(part, num, items=kept))
+        lines = (json.dumps(row) + "\n" for row in rows_of(part, num, items=kept))
         (folder / f"{part}.jsonl").write_text("".join(lines), encoding="utf-8")

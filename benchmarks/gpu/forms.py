@@ -120,7 +120,7 @@ def main() -> None:
         scored = score(methods, own_mistakes(given.runs, given.n, given.context))
         print(json.dumps({"command": command, **scored}, indent=1))
         return
-    (form_calls if given.agent else forms).write_rows(given.runs, given.items)
+    forms.write_rows(given.runs, given.items, (form_calls if given.agent else forms).rows)
     if given.part == "warm":
         warm_up(given.runs, given.model, given.warm_steps, given.items, given.agent)
         return

@@ -18,7 +18,7 @@ def played(row, *calls):
     return desk, [desk.fill(call) for call in calls]
 
 
-def test_the_transcript_earns_everything_and_hears_the_tools_answers():
+def test_the_transcript_earns_everything_with_the_tools_answers():
     [row] = form_calls.rows("train", 1)
     messages = form_calls.transcript(row)
     calls = [m["tool_calls"][0]["function"]["arguments"]["fields"] for m in messages if "tool_calls" in m]
@@ -42,7 +42,7 @@ TRUTH = form_calls.CallTruth()
 
 
 def credited(text, desk, advantage, method=TRUTH, truncated=()):
-    """The tokens with credit, a tool's answer before the last turn left out."""
+    """The text of the tokens that get credit."""
     tokenizer = tiny.tokenizer()
     batch = batches.written(tokenizer, [text], environments=[desk], advantage_B=torch.tensor([advantage]))
     batch = replace(batch, completions=replace(batch.completions, truncated=truncated))
