@@ -12,17 +12,10 @@ best (``--rates gate``). Nothing is tuned on other seeds, so a table shows both 
 What was tried: on an H100 the warm-up takes 85 seconds and two runs side by side 65 seconds each. With 16
 completions a backward pass a process takes over 6.3 GB, so 13 do not fit; a pass has eight now. On two CPU cores
 (``--items 7 --steps 8 --rollouts 16 --n 96``) the warm-up takes 23 minutes and two runs side by side 12 to 16.
-There, with fields counted by place, GRPO fell from .363 to .069 at 8e-4 and to .022 at 2e-3. At 2e-4 it rose to
-.465 and perfect credit to .473: both learnt to leave out no line. Since then fields are counted by key, and at
-2e-4 perfect credit leads GRPO by .013 to .113 (``results/forms_gate.jsonl``). GRPO ends higher at 4e-4; there the
-lead was .035 (-.045 to .114, five seeds), and one seed of perfect credit ended below GRPO with short forms: it
-judged values alone. Judging keys and the end too, it led by .065 (.001 to .129), and one seed wrote forms up to
-the limit (``results/forms_references.jsonl``). Judging line breaks too, it leads by .095 (.039 to .152,
-``results/forms.jsonl``); with the three seeds of the gate by -.006 to .138. Seeds 3 and 4 were added when three
-gave no verdict on the first of these references, and the last two never ran at 2e-4.
+``results/README.md`` says what the gate showed, at which rates, and how the reference changed.
 
-``--agent`` has an agent fill in several forms by calls of a tool (``benchmarks/form_calls.py``). It has run
-with a random model alone; its gate is still to run.
+``--agent`` has an agent fill in several forms by calls of a tool (``benchmarks/form_calls.py``). Its gate
+has not run.
 
 Runs that are finished in the folder are not repeated; ``cells.jsonl`` has a line for each. ``--steps``,
 ``--rollouts`` and ``--n`` cut the sizes down, to try it on a CPU.

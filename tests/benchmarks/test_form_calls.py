@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import form_calls
+from benchmarks import form_calls, forms
 from engines import tiny
 from gear_rl.types import TokenSignals
 from support import batches
@@ -29,6 +29,12 @@ def test_the_transcript_earns_everything_with_the_tools_answers():
     assert json.dumps(row)
 
 
+def test_the_files_hold_the_rows_of_the_agent(tmp_path):
+    forms.write_rows(tmp_path, 7, form_calls.rows)
+    [row] = form_calls.rows("train", 1, 7)
+    assert json.loads((tmp_path / "train.jsonl").read_text().splitlines()[0]) == row
+
+
 def test_every_second_demonstration_shows_what_the_teacher_sees():
     plain, shown = form_calls.demonstrations(2)
     solutions = [row["solution"] for row in form_calls.rows("warm", 2)]
@@ -47,11 +53,8 @@ def credited(text, desk, advantage, method=TRUTH, truncated=()):
     batch = batches.written(tokenizer, [text], environments=[desk], advantage_B=torch.tensor([advantage]))
     batch = replace(batch, completions=replace(batch.completions, truncated=truncated))
     engine = batches.PlainEngine(tokenizer, tiny.model(len(tokenizer)))
-    signals = TokenSignals(
-        mask=batch.completions.mask,
-        step_id=form_calls.CallStepId().compute(batch, engine),
-        step_score=form_calls.CallStepScore().compute(batch, engine),
-    )
+    needed = {signal.name: signal.compute(batch, engine) for signal in method.needs}
+    signals = TokenSignals(mask=batch.completions.mask, **needed)
     credit = method(batch.advantage_B, signals).advantage[0]
     return tokenizer.decode(batch.completions.ids[0][credit != 0])
 
