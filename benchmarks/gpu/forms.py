@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("--agent", action="store_true", help="forms by calls of a tool")
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="bfloat16", help="float32 is faster on a CPU without AVX-512 BF16")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--rates", default="")
     parser.add_argument("--seeds", default="0,1,2")
@@ -115,7 +116,7 @@ def main() -> None:
         return
     forms.write_rows(given.runs, given.items, (form_calls if given.agent else forms).rows)
     if given.part == "warm":
-        warm_up(given.runs, given.model, given.warm_steps, given.items, given.agent)
+        warm_up(given.runs, given)
         return
     if given.seconds < math.inf:  # the finished ones are in the folder
         timer = threading.Timer(given.seconds, lambda: (collect_cells(given.runs), os._exit(0)))
@@ -158,7 +159,7 @@ def specs_of(given: Any, methods: Sequence[str], seeds: Sequence[int], rates: Se
         trainer={
             "gradient_checkpointing": False,
             "bf16": False,
-            "model_init_kwargs": {"dtype": "bfloat16"},
+            "model_init_kwargs": {"dtype": given.dtype},
             "lr_scheduler_type": "constant",
             "per_device_train_batch_size": given.rollouts // accumulated,
             "gradient_accumulation_steps": accumulated,
@@ -226,7 +227,7 @@ def gate_of(cells: Sequence[Cell]) -> tuple[str, tuple[float, float] | None]:
     return "\n".join([*text, f"lead {statistics.fmean(lead):+.3f}, interval {interval}"]), interval
 
 
-def warm_up(runs: Path, model: str, steps: int, items: int | None, agent: bool = False) -> None:
+def warm_up(runs: Path, given: Any) -> None:
     """Fine-tune on forms of other items, save the merged model and print the share that it has right.
 
     Half of the demonstrations have the solution in the prompt, so that the teacher goes on reading it.
@@ -239,9 +240,9 @@ def warm_up(runs: Path, model: str, steps: int, items: int | None, agent: bool =
 
     from examples.sft_warmup import demonstrations
 
-    cuda = torch.cuda.is_available()
-    folder = resolve_model(model)
-    rows, asked = forms.rows("warm", 512), forms.rows("train", 64, items=items)
+    cuda, agent = torch.cuda.is_available(), given.agent
+    folder = resolve_model(given.model)
+    rows, asked = forms.rows("warm", 512), forms.rows("train", 64, items=given.items)
     for row in (*rows, *asked):
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
     set_seed(0)
@@ -250,12 +251,13 @@ def warm_up(runs: Path, model: str, steps: int, items: int | None, agent: bool =
         tokenizer.chat_template = read_template("qwen3_instruct_2507")
     shown = form_calls.demonstrations(512) if agent else demonstrations(rows, "solution", 0.5)
     trainer: Any = SFTTrainer(
-        model=load_causal_lm(folder, {"dtype": "bfloat16"}),
+        model=load_causal_lm(folder, {"dtype": given.dtype}),
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(shown),
         peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"),
         args=SFTConfig(
-            output_dir=str(runs / "warm"), seed=0, max_steps=steps, per_device_train_batch_size=8 if cuda else 4,
+            output_dir=str(runs / "warm"), seed=0, max_steps=given.warm_steps,
+            per_device_train_batch_size=8 if cuda else 4,
             learning_rate=8e-4, warmup_steps=4, lr_scheduler_type="constant_with_warmup", bf16=False,
             use_cpu=not cuda, gradient_checkpointing=False, completion_only_loss=True, assistant_only_loss=agent,
             logging_steps=4, save_strategy="no", report_to="none", disable_tqdm=True,
