@@ -2,7 +2,13 @@
 
 import pytest
 
-from gear_rl.credit.contexts import Rollout, find_contexts, privileged_context, wrong_contexts
+from gear_rl.credit.contexts import (
+    Rollout,
+    find_contexts,
+    privileged_context,
+    shuffled_contexts,
+    wrong_contexts,
+)
 
 
 def rollout(text, reward, group=0, **more):
@@ -47,9 +53,13 @@ def test_wrong_contexts():
     assert wrong_contexts([{}] * 3, ["x"] * 3, group, "sibling") == ["b", "c", "b"]
     alone = [rollout("a", 1.0), rollout("b", 0.0)]
     assert wrong_contexts([{}] * 2, ["x"] * 2, alone, "sibling") == ["b", None]
-    assert wrong_contexts([{}] * 4, ["x", "x", "y", None], [], "shuffled") == ["y", "y", "x", "x"]
-    assert wrong_contexts([{}] * 2, ["x", "x"], [], "shuffled") == [None, None]
     assert wrong_contexts([{"bad": "5"}, {"bad": ""}], ["x"] * 2, [], "bad") == ["5", None]
+
+
+def test_a_shuffled_context_is_another_groups():
+    texts, group = ["x", "x", "y", None], [0, 1, 2, 3]
+    assert shuffled_contexts([*zip(texts, group, strict=True)]) == ["y", "y", "x", "x"]
+    assert shuffled_contexts([("x", 0), ("x", 1), ("y", 1)]) == ["y", None, "x"]
 
 
 SAID = {"role": "assistant", "content": "cold", "tool_calls": None}

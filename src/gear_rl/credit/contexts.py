@@ -94,7 +94,7 @@ def contexts_of(
     texts = [pair and pair[1] for pair in pairs]
     wrong = None
     if contrast == "shuffled":  # a process may hold one group only, whose context is the same in every row
-        all_wrong = wrong_contexts([], engine.gather_objects(texts), [], contrast)
+        all_wrong = shuffled_contexts(engine.gather_objects([*zip(texts, batch.group, strict=True)]))
         wrong = all_wrong[batch.first : batch.first + len(texts)]
     elif contrast != NO_CONTRAST:
         wrong = wrong_contexts(batch.rows, texts, everyone, contrast, first=first, success_reward=success)
@@ -164,8 +164,7 @@ def wrong_contexts(
 ) -> list[str | None]:
     """For each rollout a wrong context; None where there is none.
 
-    ``"sibling"`` is a failed rollout of the group, ``"shuffled"`` the next context that is another text, any
-    other name a column of the row.
+    ``"sibling"`` is a failed rollout of the group, any other name a column of the row.
 
     >>> wrong_contexts([{"wrong": "5"}], ["4"], [], "wrong")
     ['5']
@@ -175,12 +174,19 @@ def wrong_contexts(
             _sibling(everyone, first + i, lambda r: not succeeds(r, success_reward))
             for i in range(len(contexts))
         ]
-    if contrast == "shuffled":
-        return [
-            next((c for c in (*contexts[i + 1 :], *contexts[:i]) if c is not None and c != own), None)
-            for i, own in enumerate(contexts)
-        ]
     return [context_text(row.get(contrast)) for row in rows]
+
+
+def shuffled_contexts(contexts: Sequence[tuple[str | None, int]]) -> list[str | None]:
+    """For each context, with the number of its group, the next one of another group that is another text.
+
+    >>> shuffled_contexts([("4", 0), ("2 + 2 = 4", 0), ("9", 1)])
+    ['9', '9', '4']
+    """
+    return [
+        next((c for c, g in (*contexts[i + 1 :], *contexts[:i]) if c not in (None, own) and g != group), None)
+        for i, (own, group) in enumerate(contexts)
+    ]
 
 
 def privileged_context(row: Mapping[str, Any], column: str | None = None) -> tuple[str, str] | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gear_rl.arena.task import Case
-from gear_rl.credit.contexts import privileged_context, wrong_contexts
+from gear_rl.credit.contexts import privileged_context, shuffled_contexts
 from gear_rl.credit.credit_config import CONTRASTS, NO_CONTRAST, PRIVILEGED_COLUMNS, CreditConfig
 from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.credit.teacher_prompts import render
@@ -152,7 +152,7 @@ def _check_cases(cases: Sequence[Case], aside: Sequence[Mapping[str, Any]], path
 
 def _blind_cases(cases: Sequence[Case]) -> list[Case]:
     """With the context of the next line that has another one; without those where there is none."""
-    others = wrong_contexts([], [str(case.row["privileged_context"]) for case in cases], [], "shuffled")
+    others = shuffled_contexts([(str(case.row["privileged_context"]), n) for n, case in enumerate(cases)])
     return [
         replace(case, row=case.row | {"privileged_context": text})
         for case, text in zip(cases, others, strict=True)
