@@ -256,6 +256,20 @@ def test_a_row_is_finite_if_every_signal_is_where_it_counts(value):
     assert finite_rows(TokenSignals(mask=torch.ones(2, 0, dtype=torch.bool))).tolist() == [True, True]
 
 
+def test_without_a_row_whole_numbers_keep_their_shape_and_kind():
+    values = {"length_B": torch.tensor([4, 2]), "fork": torch.ones(2, 3, dtype=torch.bool)}
+    signals = TokenSignals(mask=torch.ones(2, 3, dtype=torch.bool), values=values)
+    found = leave_out_rows(signals, torch.tensor([True, False]), alone=1)
+    assert found.get("length_B").tolist() == [-1, 2]
+    assert found.get("fork").tolist() == [[False] * 3, [True] * 3]
+
+
+def test_rewards_may_be_whole_numbers():
+    whole = dataclasses.replace(rollouts(rewards=[1.0, -1.0] * 4), rewards=[1, -1] * 4)
+    _, result, _ = passed(Gigpo(), whole)
+    assert result.signals.get("reward_B").tolist() == [1.0, -1.0] * 4
+
+
 def test_without_a_row_the_others_have_no_such_sibling():
     signals, absent_B = every_signal(), torch.tensor([False, True, False, True])
     signals.divergence[1] = math.nan

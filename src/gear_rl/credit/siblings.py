@@ -105,6 +105,7 @@ def leave_out_rows(signals: TokenSignals, absent_B: Bool[Tensor, " B"], alone: i
         if name == "group_B":
             values[name] = torch.where(absent_B, alone, value)
         elif not value.is_floating_point():
-            values[name] = torch.where(absent, -1, value)
+            outside = 0 if value.dtype == torch.bool else -1
+            values[name] = value.masked_fill(absent_B if value.dim() == 1 else absent, outside)
     turn_id = torch.where(absent, -1, signals.turn_id)
     return TokenSignals(mask=signals.mask & ~absent, turn_id=turn_id, values=values)

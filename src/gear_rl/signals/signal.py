@@ -156,7 +156,8 @@ class RewardB(BatchSignal):
     name = "reward_B"
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        return torch.tensor([reward or 0.0 for reward in batch.rewards], device=batch.advantage_B.device)
+        rewards = [reward or 0.0 for reward in batch.rewards]
+        return torch.tensor(rewards, dtype=torch.float32, device=batch.advantage_B.device)
 
 
 @dataclass(frozen=True)
