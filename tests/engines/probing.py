@@ -5,14 +5,23 @@ from typing import Any
 
 import torch
 
-from gear_rl.methods import AgentOpsd, Gigpo, Igpo, MtGrpo, Shuffled, Stare
+from gear_rl.methods import AgentOpsd, EntropyForks, Gigpo, Igpo, MtGrpo, Rlcsd, Shuffled, Stare
 from gear_rl.tensor.groups import on_turns
 from gear_rl.tensor.segments import turn_ids
 from gear_rl.types import Credit, Signal, TokenSignals, is_per_row
 
 BY_SIZE = AgentOpsd(width=1.0, epsilon=1.0)
 """By default two turns always have a z-score of 1 and -1, whatever the group."""
-COMPARING = (Gigpo(turn_rewards=True), MtGrpo(), Igpo(), BY_SIZE, Stare(), Shuffled(of=Gigpo()))
+COMPARING = (
+    Gigpo(turn_rewards=True),
+    MtGrpo(),
+    Igpo(),
+    BY_SIZE,
+    Stare(),
+    EntropyForks(),
+    Rlcsd(squash_nats=1.0, threshold=0.2),
+    Shuffled(of=Gigpo()),
+)
 """Methods that compare completions with those of other processes."""
 
 
@@ -59,7 +68,7 @@ def torn() -> tuple[torch.Tensor, TokenSignals]:
         token_id=torch.where(mask, torch.randint(150_000, (12, 11), generator=g), -1),
         student_logprob=-torch.rand(12, 11, generator=g),
         teacher_logprob=-torch.rand(12, 11, generator=g),
-        student_entropy=torch.where(mask, 0.2, 0.0),
+        student_entropy=torch.where(mask, 0.4 * torch.rand(12, 11, generator=g), 0.0),
     )
 
 

@@ -68,3 +68,12 @@ def test_the_default_is_the_papers():
     credit = Rlcsd()(torch.tensor([1.0, -1.0, 5.0]), BATCH)
     expected = torch.tensor([[3.0, 0, 2, 2], [-3, -1, -2, 0], [0, 0, 0, 0]])
     torch.testing.assert_close(credit.advantage, expected)
+
+
+def test_a_completion_without_advantage_is_not_counted():
+    """It is not scored, so none of its tokens is modulated."""
+    alone = Rlcsd()(torch.tensor([1.0, -1.0, 5.0]), BATCH).advantage
+    mask = torch.cat([BATCH.mask, torch.ones(2, 4, dtype=torch.bool)])
+    logprob = {name: torch.cat([BATCH.get(name), torch.zeros(2, 4)]) for name in BATCH.values}
+    beside = Rlcsd()(torch.tensor([1.0, -1.0, 5.0, 0.0, 0.0]), TokenSignals(mask=mask, values=logprob))
+    assert torch.equal(beside.advantage[:3], alone) and not beside.advantage[3:].any()

@@ -49,6 +49,11 @@ class EntropyForks:
     code)."""
 
     @property
+    def whole_batch(self) -> bool:
+        """Whether tokens of other groups count."""
+        return self.scope == "batch" and self.top_share < 1
+
+    @property
     def needs(self) -> tuple[str, ...]:
         return ("student_entropy",) if self.top_share < 1 else ()
 

@@ -55,8 +55,13 @@ class Rlcsd:
     modulated_share: NotNegative = 1.0
     """Weight of the modulated tokens' mean, the paper's eta; unused by ``one``."""
     paths: Paths = "batch"
-    """Modulated and other tokens have a mean each over the ``batch`` (paper) or the ``completion`` (ours), or
-    share ``one``."""
+    """Modulated and other tokens have a mean each over the ``batch`` (paper; where the advantage is not 0) or the
+    ``completion`` (ours), or share ``one``."""
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether tokens of other groups count."""
+        return self.paths == "batch" and self.strength > 0
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -74,9 +79,10 @@ class Rlcsd:
             changed = sign * (sign * (advantage + bonus)).clamp(min=0.0)
             advantage = torch.where(modulated, changed, advantage)
             if self.paths != "one":
-                others = mask & ~modulated
+                counted = mask & (advantage_B != 0)[:, None]  # of others an engine computes no signal
                 dims = -1 if self.paths == "completion" else (0, 1)
-                both, most, rest = (x.sum(dims, keepdim=True) for x in (mask, modulated, others))
+                kinds = counted, counted & modulated, counted & ~modulated
+                both, most, rest = (x.sum(dims, keepdim=True) for x in kinds)
                 factor = torch.where(
                     modulated,
                     self.modulated_share * both / most.clamp(min=1),
