@@ -8,9 +8,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from engines import tiny
-from gear_rl.engine import token_texts
+from gear_rl.engine import token_places, token_texts
 from gear_rl.signals.answers import AnswerRegion
-from gear_rl.signals.steps import StepId, token_places
+from gear_rl.signals.steps import StepId
 from gear_rl.signals.text_units import SentenceId
 from support import batches
 from support.batches import PlainEngine
@@ -57,6 +57,22 @@ def test_places_are_those_of_the_whole_text(text):
     whole, places = LLAMA.decode(ids), token_places(LLAMA, ids)
     assert [place.start for place in places] == sorted(place.start for place in places)
     assert "".join(whole[p.start : p.stop] for p in dict.fromkeys(places)) == whole
+
+
+@pytest.mark.parametrize("pattern", [r"Ответ: (\d+)", "答案\uff1a(\\d+)", r"✅ (\d+)"])
+def test_an_answer_is_found_behind_characters_of_several_tokens(pattern):
+    ids = BYTES("是 " + pattern.replace(r"(\d+)", "42") + ".")["input_ids"]
+    batch = batches.batch_of(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool))
+    region = AnswerRegion(pattern).compute(batch, PlainEngine(BYTES))[0]
+    assert BYTES.decode([ids[t] for t in (region == 1).nonzero()[:, 0]]) == "42"
+
+
+def test_a_sentence_ends_with_a_mark_of_several_tokens():
+    texts = ["今日は\uff01", "明日は\uff1f", "はい"]
+    batch = batches.written(BYTES, ["".join(texts)])
+    sizes = [len(BYTES(text)["input_ids"]) for text in texts]
+    sentences = [n for n, size in enumerate(sizes) for _ in range(size)]
+    assert SentenceId().compute(batch, PlainEngine(BYTES))[0].tolist() == sentences
 
 
 def test_sentences_answers_and_steps_are_found_where_spaces_were_lost():

@@ -43,6 +43,7 @@ from benchmarks import form_calls, forms
 from gear_rl.arena.task import Case
 from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.own_loop import LocalEngine
+from gear_rl.engine import token_places
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.engines.trl.templates import read_template
 from gear_rl.lab.cell_processes import run_cells
@@ -55,7 +56,6 @@ from gear_rl.lab.spec import Spec, read_cells
 from gear_rl.lab.statistics import mean_interval
 from gear_rl.runs.model_wheels import resolve_model
 from gear_rl.runs.run_config import RunConfig
-from gear_rl.signals.steps import token_places
 
 GATE = ("truth=benchmarks.forms:FieldTruth",)
 GATE_RATES = (2e-4, 4e-4)

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -164,3 +166,58 @@ def token_texts(
         first[token] = alone
         behind[token] = dropped + alone if dropped.isspace() else alone
     return [[(behind if place else first)[token] for place, token in enumerate(int_list(row))] for row in ids]
+
+
+def own_texts(
+    tokenizer: Tokenizer,
+    ids: Int[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    skip_special_tokens: bool = True,
+) -> list[list[str]]:
+    """The part of its completion's text that each token adds; empty outside the mask.
+
+    A character that several tokens make is the first one's.
+    """
+    rows, skip = token_texts(tokenizer, ids, skip_special_tokens=skip_special_tokens), skip_special_tokens
+    for row, own_ids, own in zip(rows, ids, mask, strict=True):
+        sampled, tokens = int_list(own_ids[own]), int_list(own.nonzero()[:, 0])
+        text, parts = tokenizer.decode(sampled, skip_special_tokens=skip), [row[t] for t in tokens]
+        if "".join(parts) != text:
+            places = token_places(tokenizer, sampled, skip_special_tokens=skip)
+            read = [0, *(place.stop for place in places)]
+            parts = [
+                text[max(place.start, begin) : place.stop] for place, begin in zip(places, read, strict=False)
+            ]
+        added = dict(zip(tokens, parts, strict=True))
+        row[:] = [added.get(t, "") for t in range(len(row))]
+    return rows
+
+
+def token_places(
+    tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = True
+) -> list[range]:
+    """The characters of each token in the text; that without special tokens is what rewards see.
+
+    Tokens that make one character share it. Where the texts of the tokens are not the text, each is decoded
+    behind the one before it.
+    """
+
+    def decoded(begin: int, end: int) -> str:
+        return tokenizer.decode(ids[begin:end], skip_special_tokens=skip_special_tokens)
+
+    row = torch.tensor([ids], dtype=torch.int64)
+    [texts] = token_texts(tokenizer, row, skip_special_tokens=skip_special_tokens)
+    if "".join(texts) == decoded(0, len(ids)):
+        ends = [*accumulate(map(len, texts), initial=0)]
+        return [range(*pair) for pair in pairwise(ends)]
+    places, length, before, read = list[range](), 0, 0, 0
+    for t in range(1, len(ids) + 1):
+        known, text = decoded(before, read), decoded(before, t)
+        if text.endswith("\ufffd") and t < len(ids) and t - read < 4:  # bytes of a character
+            continue
+        added = len(text) - len(known)
+        places += [range(length, length + added)] * (t - read)
+        length += added
+        before, read = read if added else before, t
+    return places

@@ -17,10 +17,11 @@ from transformers import (
 from engines import tiny
 from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.step import step
+from gear_rl.engine import token_places
 from gear_rl.engines.models import check_reward_model
 from gear_rl.methods import StepScores
 from gear_rl.rollouts import left_padded
-from gear_rl.signals.steps import PrmScore, StepId, StepScore, reward_model, token_places
+from gear_rl.signals.steps import PrmScore, StepId, StepScore, reward_model
 from gear_rl.signals.turns import TurnReward
 from support import batches
 from support.batches import PlainEngine

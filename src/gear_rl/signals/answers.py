@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from gear_rl.answer_text import MARKS, Place
-from gear_rl.engine import Engine, token_texts
+from gear_rl.engine import Engine, own_texts
 from gear_rl.rollouts import RolloutBatch
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.lists import int_list
@@ -34,8 +34,9 @@ class AnswerRegion(BatchSignal):
     answer_pattern: str | None = None
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        texts = token_texts(engine.tokenizer, batch.completions.ids, skip_special_tokens=True)
-        region = answer_regions(texts, batch.completions.mask, self.answer_pattern)
+        mask = batch.completions.mask
+        texts = own_texts(engine.tokenizer, batch.completions.ids, mask)
+        region = answer_regions(texts, mask, self.answer_pattern)
         answered_B = engine.gather((region == 1).any(-1).float())
         engine.log({"gear/answers": float(answered_B.mean()) if len(answered_B) else 0.0})
         return region

@@ -1,6 +1,5 @@
 """The steps of a completion, and a number for each: logged by a reward function, or a process reward model's."""
 
-import itertools
 import logging
 import math
 import re
@@ -13,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gear_rl.engine import Engine, ForwardRequest, Tokenizer, token_texts
+from gear_rl.engine import Engine, ForwardRequest, Tokenizer, own_texts, token_places
 from gear_rl.model.forwards import positions, takes_positions
 from gear_rl.rollouts import RolloutBatch, trained_width
 from gear_rl.signals.passes import ModelPasses, PassSignal
@@ -54,7 +53,7 @@ class StepId(BatchSignal):
                 mark = re.escape(self.separator.replace("\\n", "\n"))
                 # Those before the first step end none, and of several in a row the last one ends it.
                 end = re.compile(rf"\A(?:\s*{mark})+|({mark}(?:\s*{mark})*)\s*+")
-                texts = [_own_texts(engine.tokenizer, *row) for row in zip(ids, mask, strict=True)]
+                texts = own_texts(engine.tokenizer, ids, mask)
                 written = [bool(re.sub(mark, "", "".join(own)).strip()) for own in texts]
                 step_id = unit_ids(texts, mask, end, lines=False)
                 return torch.where(mask.new_tensor(written)[:, None], step_id, -1)
@@ -222,38 +221,6 @@ def _in_spans(
             last = first
         step_id[t] = len(scores) - 1
     return torch.tensor(step_id, dtype=torch.int64, device=ids.device), scores
-
-
-def _own_texts(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> list[str]:
-    """The part of the completion's text that each token adds; empty outside the mask."""
-    own, texts, read = int_list(ids[mask]), [""] * len(ids), 0
-    text = tokenizer.decode(own, skip_special_tokens=True)
-    for t, place in zip(int_list(mask.nonzero()[:, 0]), token_places(tokenizer, own), strict=True):
-        texts[t] = text[max(read, place.start) : place.stop]
-        read = place.stop
-    return texts
-
-
-def token_places(tokenizer: Tokenizer, ids: Sequence[int]) -> list[range]:
-    """The characters of each token in the text without special tokens, which is what rewards see.
-
-    Tokens that make one character share it. Where the texts of the tokens are not the text, each is decoded
-    behind the one before it.
-    """
-    [texts] = token_texts(tokenizer, torch.tensor([ids], dtype=torch.int64), skip_special_tokens=True)
-    if "".join(texts) == tokenizer.decode(ids, skip_special_tokens=True):
-        ends = [*itertools.accumulate(map(len, texts), initial=0)]
-        return [range(*pair) for pair in itertools.pairwise(ends)]
-    places, length, before, read = list[range](), 0, 0, 0
-    for t in range(1, len(ids) + 1):
-        known, text = (tokenizer.decode(ids[before:end], skip_special_tokens=True) for end in (read, t))
-        if text.endswith("\ufffd") and t < len(ids) and t - read < 4:  # bytes of a character
-            continue
-        added = len(text) - len(known)
-        places += [range(length, length + added)] * (t - read)
-        length += added
-        before, read = read if added else before, t
-    return places
 
 
 def _at_step_ends(value: Float[Tensor, "N W"], step_id: Int[Tensor, "N T"]) -> Float[Tensor, "N T"]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from gear_rl.engine import Engine, token_texts
+from gear_rl.engine import Engine, own_texts
 from gear_rl.rollouts import RolloutBatch
 from gear_rl.signals.signal import BatchSignal
 from gear_rl.tensor.lists import int_list
@@ -35,8 +35,7 @@ class SentenceId(BatchSignal):
     name = "sentence_id"
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        texts = token_texts(engine.tokenizer, batch.completions.ids)
-        return unit_ids(texts, batch.completions.mask, SENTENCE_END)
+        return _ids_of(batch, engine, SENTENCE_END)
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,12 @@ class LineId(BatchSignal):
     name = "line_id"
 
     def compute(self, batch: RolloutBatch, engine: Engine) -> Tensor:
-        return unit_ids(
-            token_texts(engine.tokenizer, batch.completions.ids), batch.completions.mask, LINE_END
-        )
+        return _ids_of(batch, engine, LINE_END)
+
+
+def _ids_of(batch: RolloutBatch, engine: Engine, end: re.Pattern[str]) -> Tensor:
+    ids, mask = batch.completions.ids, batch.completions.mask
+    return unit_ids(own_texts(engine.tokenizer, ids, mask, skip_special_tokens=False), mask, end)
 
 
 def unit_ids(
