@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
@@ -147,6 +148,16 @@ def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
         return []
     encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True)
     return cast(list[int], encoded["input_ids"])
+
+
+def messages_of(ids: Tensor, mask: Tensor, attention: Tensor, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """A completion as messages: a run of sampled tokens is the assistant's, any other a tool's."""
+    kept, messages = attention.bool(), list[dict[str, Any]]()
+    tokens = zip(int_list(ids[kept]), int_list(mask[kept]), strict=True)
+    for sampled, run in groupby(tokens, key=itemgetter(1)):
+        text = tokenizer.decode([token for token, _ in run], skip_special_tokens=True)
+        messages.append({"role": "assistant" if sampled else "tool", "content": text})
+    return messages
 
 
 def token_texts(

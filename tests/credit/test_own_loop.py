@@ -1,6 +1,7 @@
 """The loop without a trainer: it learns, with credit that is not GRPO's."""
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ PROMPT = [{"role": "user", "content": "12 +5 x2"}]
 TEXTS = ("12 +5 = 17 ; 17 x2 = 35 ; ans 35<|im_end|>", "12 +5 = 17 ; 17 x2 = 34 ; ans 34<|im_end|>")
 ROW = {"prompt": PROMPT, "solution": "12 +5 = 17"}
 LIVE = CreditConfig(teacher_model_kind="live")
+live_with = partial(CreditConfig, teacher_model_kind="live")
 
 
 def resulting(method, config=None, changes=None, **given):
@@ -78,11 +80,35 @@ def test_a_result_has_the_signals_and_tells_which_completions_are_the_methods_ow
         (Gigpo(), {"rewards": [0.0, 1.0]}, "'gigpo' compares the completions of a group; give both"),
         (Cast(), {"group": [0, 0], "rewards": [0, 1], "config": LIVE},
          "is the student itself"),
+        (Gear(), {"config": live_with(teacher_contrast="sibling")}, "group, rewards: 'gear' compares"),
+        (Gear(), {"config": live_with(teacher_contrast="shufled")}, "teacher_contrast: no row has 'shufled'"),
+        (Gear(), {"config": live_with(privileged_column="solutoin")}, "privileged_column: no row has 'soluto"),
+        (Gear(), {"config": live_with(privileged_sources=["feedback"]), "logged": {"feedback": ["no", "ok"]}},
+         "rewards: 'gear' shows the teacher feedback on failures; give rewards"),
     ],
 )  # fmt: skip
 def test_what_would_give_another_credit_is_refused(method, given, message):
     with pytest.raises(ValueError, match=message):
         credited(method, **given)
+
+
+def test_a_method_without_a_context_takes_any_settings_of_one():
+    config = live_with(privileged_sources=["sibling"], teacher_contrast="nowhere")
+    assert (credited(Uniform(), config) != 0).any()
+
+
+def test_turns_that_began_with_the_same_answer_of_a_tool_are_compared():
+    """GiGPO with one state per turn: the reward is 1 and 0, and both turns get half of it on top."""
+    _, tokenizer = arena.load()
+    call, answer, *ends = (
+        tokenizer(text)["input_ids"] for text in ("12 +5 =", " 17 ;", " ans 34", " ans 35")
+    )
+    sampled = [[True] * len(call) + [False] * len(answer) + [True] * len(end) for end in ends]
+    found = credited(
+        Gigpo(), completions=[call + answer + end for end in ends], sampled=sampled,
+        advantages=[0.5, -0.5], group=[0, 0], rewards=[1.0, 0.0],
+    )  # fmt: skip
+    assert found[:, -1].tolist() == [1.0, -1.0]
 
 
 def test_a_prompt_that_is_templated_or_refused_is_named():

@@ -5,7 +5,8 @@ import torch
 
 from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.credit.step import for_loss, step
-from gear_rl.engines.verl.rollouts import SAMPLED, SEEN, messages_of, rollout_batch
+from gear_rl.engine import messages_of
+from gear_rl.engines.verl.rollouts import SAMPLED, SEEN, rollout_batch
 from gear_rl.methods import METHODS
 from support.batches import Letters, PlacesEngine
 

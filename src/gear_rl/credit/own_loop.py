@@ -8,18 +8,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gear_rl.credit.credit_config import CreditConfig, check_teacher
+from gear_rl.credit.credit_config import CONTRASTS, NO_CONTRAST, CreditConfig, check_teacher
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.prompts import naming_refused
 from gear_rl.credit.step import step
-from gear_rl.engine import ForwardRequest, OneProcess
+from gear_rl.engine import ForwardRequest, OneProcess, messages_of
 from gear_rl.model.forwards import max_positions, unwrap_model
 from gear_rl.model.served import ServedTeacher
 from gear_rl.model.teacher import Teacher
 from gear_rl.rollouts import RolloutBatch, left_padded, right_padded
 from gear_rl.signals.passes import ModelPasses
 from gear_rl.signals.signal import names_of
-from gear_rl.signals.table import needs_teacher
+from gear_rl.signals.table import needs_context, needs_teacher
 from gear_rl.traits import distillation_of
 from gear_rl.types import CreditAssigner
 
@@ -84,9 +84,9 @@ class LocalEngine(OneProcess):
 
         A row has the ``prompt``, text or chat messages, and what only the teacher sees, in a column such as
         ``solution``. ``completions`` are lists of token ids; ``sampled`` marks the tokens that the policy
-        sampled, None all. ``group`` names the prompt, for methods that compare siblings. ``logged`` has what a
-        reward function would log as "feedback", "turn_rewards" or "step_scores". Raises ``ValueError`` that
-        names the argument of another size or kind.
+        sampled, None all; a tool wrote the others. ``group`` names the prompt, for methods that compare siblings.
+        ``logged`` has what a reward function would log as "feedback", "turn_rewards" or "step_scores". Raises
+        ``ValueError`` that names the argument of another size or kind.
         """
         ids = _ids_of(completions, self.model)
         count, pad_id = len(ids), int(self.tokenizer.pad_token_id)
@@ -112,13 +112,16 @@ class LocalEngine(OneProcess):
         given = [None] * count if rewards is None else _list_of("rewards", rewards, count)
         groups = [*range(count)] if group is None else _list_of("group", group, count)
         number = {name: g for g, name in enumerate(dict.fromkeys(groups))}
+        done = right_padded(ids, marks, pad_id, device)
+        each = zip(done.ids, done.mask, done.attention, strict=True)
+        texts = [self.tokenizer.decode(own, skip_special_tokens=True) for own in ids]
         return RolloutBatch(
             step=step,
-            completions=right_padded(ids, marks, pad_id, device),
+            completions=done,
             student=left_padded(self.render(prompts, None), pad_id, device),
             prompts=prompts,
             rows=rows,
-            messages=[self.tokenizer.decode(own, skip_special_tokens=True) for own in ids],
+            messages=[messages_of(*own, self.tokenizer) for own in each] if marks else texts,
             advantage_B=advantages,
             rewards=given,
             rewards_BR=_tensor_of("rewards", [reward or 0.0 for reward in given]).to(device)[:, None],
@@ -202,10 +205,19 @@ def _check(rollouts: RolloutBatch, method: CreditAssigner, engine: LocalEngine, 
             f"method: {method.name!r} distils in the loss, which is yours; set sampled=True (opsd, sdpo; sdpg "
             "with anchor='none'), which makes it an advantage"
         )
-    compares = SIBLINGS & names or "sibling" in (config.privileged_sources or ())
+    contrast, context = config.teacher_contrast, needs_context(method)
+    sources = {*(config.privileged_sources or ()), contrast} if context else set[str | None]()
     alone = len({*rollouts.group}) == len(rollouts.group) > 1
-    if compares and (alone or not rollouts.has_reward().any()):
+    rewarded = rollouts.has_reward().any()
+    if (SIBLINGS & names or "sibling" in sources) and (alone or not rewarded):
         raise ValueError(f"group, rewards: {method.name!r} compares the completions of a group; give both")
+    if "feedback" in sources and not rewarded:
+        raise ValueError(f"rewards: {method.name!r} shows the teacher feedback on failures; give rewards")
+    read = {"teacher_contrast": None if contrast in (*CONTRASTS, NO_CONTRAST) else contrast}
+    read |= {"privileged_column": config.privileged_column if "row" in sources else None}
+    for setting, column in read.items():
+        if context and column is not None and not any(column in row for row in rollouts.rows):
+            raise ValueError(f"{setting}: no row has {column!r}; give a column of the rows")
     if engine.reference is None and "reference_logprob" in names:
         raise ValueError(
             f"reference: {method.name!r} reads the first weights; make them with make_teacher('base', model)"

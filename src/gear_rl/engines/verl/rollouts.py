@@ -8,14 +8,12 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gear_rl.engine import Tokenizer
+from gear_rl.engine import Tokenizer, messages_of
 from gear_rl.engines.verl.engine import pad_rows
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS
 from gear_rl.rollouts import LOGGED, Completions, RolloutBatch, ToolUse, left_padded
@@ -121,16 +119,6 @@ def dataset_row(columns: Columns, b: int) -> dict[str, Any]:
     truth = (entry.get("reward_model") or {}).get("ground_truth")
     facts = {"ground_truth": truth, "data_source": entry.get("data_source")}
     return row | {name: value for name, value in facts.items() if value is not None and name not in row}
-
-
-def messages_of(ids: Tensor, mask: Tensor, attention: Tensor, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """A completion as messages: a run of sampled tokens is the assistant's, any other a tool's."""
-    kept, messages = attention.bool(), list[dict[str, Any]]()
-    tokens = zip(int_list(ids[kept]), int_list(mask[kept]), strict=True)
-    for sampled, run in groupby(tokens, key=itemgetter(1)):
-        text = tokenizer.decode([token for token, _ in run], skip_special_tokens=True)
-        messages.append({"role": "assistant" if sampled else "tool", "content": text})
-    return messages
 
 
 def _advantages(columns: Columns, mask: Tensor) -> Tensor:
