@@ -62,6 +62,11 @@ TABLE = [
      {"credit": "shuffled", "of": {"name": "rlsd", "strength": 2}},
      lambda: build_method({"name": "rlsd", "strength": 2}, "credit.of"),
      "of.strength: 2; give a number from 0 to 1"),
+    ("shuffled:of.alpha=3,of=gear:plain", "--credit.of.alpha 3 --credit.of gear:plain --credit shuffled",
+     "{name: shuffled, of: {alpha: 3, name: 'gear:plain'}}",
+     {"credit": "shuffled", "of": {"alpha": 3, "name": "gear:plain"}},
+     lambda: Shuffled(of=Gear(**PLAIN | {"alpha": 3})),
+     Shuffled(of=Gear(departures='all', aftermath=0.0, end_threshold=0.5, alpha=3.0))),
     ("gear*stare:share=0.2", "--credit gear*stare:share=0.2", "gear*stare:share=0.2",
      {"credit": "gear*stare:share=0.2"}, lambda: Mixed(first=Gear(), second=Stare(share=0.2)),
      Mixed(second=Stare(share=0.2))),
@@ -102,3 +107,8 @@ def test_every_spelling_gives_the_same(tmp_path, text, flags, under, changes, py
             assert result in str(error.value), spelling
         else:
             assert repr(method_of()) == repr(result), spelling
+
+
+def test_a_setting_that_stands_twice_is_named():
+    with pytest.raises(ValueError, match="credit: 'gear:alpha=2,alpha=3' sets alpha twice; leave one out"):
+        build_method("gear:alpha=2,alpha=3")

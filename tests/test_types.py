@@ -15,7 +15,9 @@ MASK = torch.tensor([[True, True, False], [True, False, False]])
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", ["turn_id", "one_of_ones_own", "divergence", "reward_B", "rewards_BR"])
+@pytest.mark.parametrize(
+    "name", ["turn_id", "one_of_ones_own", "token_BLEU", "divergence", "reward_B", "rewards_BR"]
+)
 def test_a_signal_has_the_masks_shape_or_one_entry_for_each_completion(name):
     shapes = {"rewards_BR": [(2, 5), (3, 5), (2,), (2, 3, 1)], "reward_B": [(2,), (3,), (2, 3), ()]}
     fits, *wrong = shapes.get(name, [(2, 3), (3, 3), (2, 4), (2,), ()])

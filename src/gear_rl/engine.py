@@ -214,17 +214,17 @@ def token_places(
     behind the one before it.
     """
 
-    def decoded(begin: int, end: int) -> str:
+    def decode_part(begin: int, end: int) -> str:
         return tokenizer.decode(ids[begin:end], skip_special_tokens=skip_special_tokens)
 
     row = torch.tensor([ids], dtype=torch.int64)
     [texts] = token_texts(tokenizer, row, skip_special_tokens=skip_special_tokens)
-    if "".join(texts) == decoded(0, len(ids)):
+    if "".join(texts) == decode_part(0, len(ids)):
         ends = [*accumulate(map(len, texts), initial=0)]
         return [range(*pair) for pair in pairwise(ends)]
     places, length, before, read = list[range](), 0, 0, 0
     for t in range(1, len(ids) + 1):
-        known, text = decoded(before, read), decoded(before, t)
+        known, text = decode_part(before, read), decode_part(before, t)
         if text.endswith("\ufffd") and t < len(ids) and t - read < 4:  # bytes of a character
             continue
         added = len(text) - len(known)

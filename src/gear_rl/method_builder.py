@@ -19,7 +19,8 @@ COMBINED = re.compile(rf"\s*([*+])\s*(?=(?:{'|'.join(METHODS)})\b(?!-))")
 _INSIDE = re.compile(rf"=(?:{'|'.join(METHODS)})\b[^,]*$")
 """What stands before a sign that belongs to a method inside a method, as in ``shuffled:of=gear*stare``."""
 COMMA = re.compile(r',(?![^\[]*\])(?![^(]*\))(?=(?:[^"]*"[^"]*")*[^"]*$)')
-"""Between two methods or settings, not in a list, as in ``clip=[0.5,2]`` or ``clip=(0.5,2)``, nor in quotes."""
+"""Between two methods or settings, not in a list, as in ``clip=[0.5,2]`` or ``clip=(0.5,2)``, nor in double
+quotes."""
 _OBJECT = re.compile(rf"(?!(?:{'|'.join(METHODS)}):)[\w.]+:\w+(?=:|$)")
 """A method of the user's own, ``package.module:object``."""
 
@@ -65,17 +66,21 @@ def _settings_in(text: str, where: str) -> dict[str, Any]:
     name, rest = (own[0], text[own.end() + 1 :]) if own else text.partition(":")[::2]
     name = name.strip()
     presets: Mapping[str, Mapping[str, Any]] = getattr(METHODS.get(name), "presets", {})
-    preset, settings = dict[str, Any](), dict[str, Any]()
+    preset, settings, given = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     for part in COMMA.split(rest) if rest else ():
         key, equals, value = map(str.strip, part.partition("="))
+        if equals and key in given:
+            raise InputError(f"{where}: {text!r} sets {key} twice; leave one out")
         if equals:
-            put_setting(settings, key, parse_word(value), where)
+            given[key] = parse_word(value)
         elif key in presets:
             preset |= presets[key]
         else:
             find_method(name, where)
             known = f", or {', '.join(f'{name}:{preset}' for preset in presets)}" if presets else ""
             raise InputError(f"{where}: {key!r} in {text!r} is no setting; write {name}:SETTING=VALUE{known}")
+    for key in sorted(given, key=lambda key: key.count(".")):  # a method before what is set inside it
+        put_setting(settings, key, given[key], where)
     return {"name": name, **preset, **settings}
 
 
@@ -146,7 +151,7 @@ def _build(cls: Any, name: str, settings: Mapping[str, Any], where: str) -> Any:
     hints, made = settings_hints(cls), dict[str, Any]()
     for key, value in settings.items():
         if key not in hints:
-            raise InputError(f"{where}.{key}: no such setting of {name!r}; {did_you_mean(key, hints)}")
+            raise InputError(f"{where}.{key}: no such setting of {name!r}; {did_you_mean(str(key), hints)}")
         if hasattr(hints[key], "needs"):  # a method
             default = cls.__dataclass_fields__[key].default
             if isinstance(value, Mapping) and "name" not in value and isinstance(default, CreditAssigner):

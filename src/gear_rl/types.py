@@ -38,7 +38,7 @@ def is_per_row(name: str) -> bool:
     >>> is_per_row("rewards_BR"), is_per_row("divergence")
     (True, False)
     """
-    return name.rpartition("_")[2].startswith("B")
+    return name.rpartition("_")[2] in ("B", "BR")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)

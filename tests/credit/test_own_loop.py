@@ -81,6 +81,7 @@ def test_a_result_has_the_signals_and_tells_which_completions_are_the_methods_ow
         (Cast(), {"group": [0, 0], "rewards": [0, 1], "config": LIVE},
          "is the student itself"),
         (Gear(), {"config": live_with(teacher_contrast="sibling")}, "group, rewards: 'gear' compares"),
+        (Gear(), {"config": live_with(privileged_sources=["function"])}, "put what it returns into a column"),
         (Gear(), {"config": live_with(teacher_contrast="shufled")}, "teacher_contrast: no row has 'shufled'"),
         (Gear(), {"config": live_with(privileged_column="solutoin")}, "privileged_column: no row has 'soluto"),
         (Gear(), {"config": live_with(privileged_sources=["feedback"]), "logged": {"feedback": ["no", "ok"]}},
@@ -90,6 +91,13 @@ def test_a_result_has_the_signals_and_tells_which_completions_are_the_methods_ow
 def test_what_would_give_another_credit_is_refused(method, given, message):
     with pytest.raises(ValueError, match=message):
         credited(method, **given)
+
+
+def test_advantages_in_half_precision_are_read_in_full():
+    """1 - 0.001 rounds to 1 in bfloat16, and RAFT would see no best completion."""
+    half = torch.tensor([-1.0, 1.0], dtype=torch.bfloat16)
+    found = credited(Raft(), advantages=half, group=[0, 0], rewards=[0.999, 1.0])
+    assert found.dtype == torch.float32 and found[1].any()
 
 
 def test_a_method_without_a_context_takes_any_settings_of_one():

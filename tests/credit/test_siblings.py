@@ -10,7 +10,7 @@ import gear_rl.credit.step as credit_step
 from engines.probing import BY_SIZE, Probe
 from gear_rl.credit.contexts import contexts_of
 from gear_rl.credit.credit_config import CreditConfig
-from gear_rl.credit.siblings import finite_rows, leave_out_rows
+from gear_rl.credit.siblings import credit_beside_siblings, finite_rows, leave_out_rows
 from gear_rl.methods import Crpo, EntropyForks, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Sdpg, Uniform
 from gear_rl.rollouts import ToolUse
 from gear_rl.signals.table import SIGNALS
@@ -262,6 +262,20 @@ def test_without_a_row_whole_numbers_keep_their_shape_and_kind():
     found = leave_out_rows(signals, torch.tensor([True, False]), alone=1)
     assert found.get("length_B").tolist() == [-1, 2]
     assert found.get("fork").tolist() == [[False] * 3, [True] * 3]
+
+
+def test_a_process_may_have_fewer_completions_than_another():
+    """The other has three, which come first."""
+
+    class Second(PlacesEngine):
+        rank, world_size = 1, 2
+
+        def gather(self, x):
+            return torch.cat([x.new_zeros(3, *x.shape[1:]), x])
+
+    signals = TokenSignals(mask=torch.ones(1, 2, dtype=torch.bool), group_B=torch.tensor([0]))
+    credit = credit_beside_siblings(Probe(), torch.tensor([0.5]), signals, Second(Letters()), first=3)
+    assert credit.advantage.tolist() == [[0.5, 0.5]]
 
 
 def test_rewards_may_be_whole_numbers():

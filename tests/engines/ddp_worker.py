@@ -81,7 +81,7 @@ def main(model: str, folder: Path) -> None:
     own = slice(6 * rank, 6 * rank + 6)
     credits = {
         method.name: credit_beside_siblings(
-            method, advantage_B[own], probing.part(signals, own), TRLEngine(trainer)
+            method, advantage_B[own], probing.part(signals, own), TRLEngine(trainer), 6 * rank
         ).advantage
         for method in probing.COMPARING
     }

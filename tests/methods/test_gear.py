@@ -106,6 +106,12 @@ def test_nats_below_0_count_as_none():
     assert weights(gear, completion([-1, 4, 0, 2, -0.5])) == pytest.approx([1, 5, 1, 3, 1])
 
 
+def test_a_percentile_of_0_is_no_scale():
+    """One token in 300 diverges: it has the largest weight, 1 + alpha."""
+    gear = dataclasses.replace(TOKEN_ONLY, divergence_norm="robust", alpha=4.0)
+    assert max(weights(gear, completion([0.0] * 100 + [5.0] + [0.0] * 199))) == 5.0
+
+
 @pytest.mark.parametrize("rule", ["peak", "threshold", "quantile", "local_max", "never"])
 @pytest.mark.parametrize("norm", ["minmax", "max", "log1p_minmax", "robust", "none"])
 @pytest.mark.parametrize(

@@ -25,6 +25,13 @@ def test_the_share_is_of_all_tokens_of_good_completions():
     torch.testing.assert_close(credited(share=1 / 3), expected)
 
 
+def test_a_share_that_is_a_whole_number_of_tokens_is_that_number():
+    """50 times 0.3 is a little more than 15 in float32."""
+    mask = torch.ones(1, 50, dtype=torch.bool)
+    signals = TokenSignals(mask=mask, student_logprob=-torch.rand(1, 50), student_entropy=torch.zeros(1, 50))
+    assert (Stare(share=0.3)(torch.tensor([1.0]), signals).advantage > 1).sum() == 15
+
+
 def test_bad_completions_have_a_weight_of_their_own():
     expected = torch.tensor([[1.0, 1.1, 1.0, 0.0], [2.0, 2.0, 2.0, 0.0], [-0.9, -1.0, -1.0, -1.0]])
     torch.testing.assert_close(credited(share=0.1, bad_weight=0.9), expected)

@@ -56,3 +56,10 @@ def test_a_quantile_that_stands_on_a_token_is_that_token(length, tenths):
     x = torch.rand(1, length, generator=torch.Generator().manual_seed(length))
     at_or_above = x >= masked_quantile(x, torch.ones_like(x, dtype=torch.bool), tenths / 10)
     assert at_or_above.sum() == length + (-(length - 1) * tenths // 10)
+
+
+def test_a_quantile_is_not_above_the_tokens_around_it():
+    """The level is a little less than 0.2; rounded up, the quantile would leave out the second of six tokens."""
+    x = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)).exp()
+    at_or_above = x >= masked_quantile(x, torch.ones_like(x, dtype=torch.bool), 1 - 0.8)
+    assert (at_or_above.sum(-1) == 5).all()

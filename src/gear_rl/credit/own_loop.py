@@ -106,6 +106,8 @@ class LocalEngine(OneProcess):
             raise ValueError(
                 f"advantages: shape {tuple(advantages.shape)}; give one number for each of {count}"
             )
+        if advantages.dtype != torch.float64:  # small differences of advantages would be lost in bfloat16
+            advantages = advantages.float()
         if advantages.device.type == "cpu":  # as rewards are
             advantages = advantages.to(next(self.model.parameters()).device)
         device = advantages.device
@@ -209,6 +211,10 @@ def _check(rollouts: RolloutBatch, method: CreditAssigner, engine: LocalEngine, 
     sources = {*(config.privileged_sources or ()), contrast} if context else set[str | None]()
     alone = len({*rollouts.group}) == len(rollouts.group) > 1
     rewarded = rollouts.has_reward().any()
+    if "function" in sources:
+        raise ValueError(
+            "privileged_sources: 'function' is for a trainer; put what it returns into a column of the rows"
+        )
     if (SIBLINGS & names or "sibling" in sources) and (alone or not rewarded):
         raise ValueError(f"group, rewards: {method.name!r} compares the completions of a group; give both")
     if "feedback" in sources and not rewarded:

@@ -17,11 +17,15 @@ from gear_rl.types import Credit, CreditAssigner, TokenSignals, is_per_row
 
 
 def credit_beside_siblings(
-    method: CreditAssigner, advantage_B: Float[Tensor, " B"], signals: TokenSignals, engine: Engine
+    method: CreditAssigner,
+    advantage_B: Float[Tensor, " B"],
+    signals: TokenSignals,
+    engine: Engine,
+    first: int,
 ) -> Credit:
     """The method's credit for this process's completions, computed with their siblings on other processes.
 
-    Every process must call this.
+    ``first`` is the place of its first completion among those of all. Every process must call this.
     """
     compares = is_whole_batch(method) or any(map(is_per_row, signals.values))
     if engine.world_size == 1 or not compares:
@@ -38,7 +42,7 @@ def credit_beside_siblings(
         values[name] = engine.gather(value)
     mask, turn_id = values.pop("mask").bool(), values.pop("turn_id")
     credit = method(engine.gather(advantage_B), TokenSignals(mask=mask, turn_id=turn_id, values=values))
-    own = slice(engine.rank * num_rows, (engine.rank + 1) * num_rows)
+    own = slice(first, first + num_rows)
     distill = credit.distill_weight
     return Credit(
         advantage=credit.advantage[own, :num_columns],

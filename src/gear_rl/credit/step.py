@@ -114,7 +114,8 @@ def credit_from(plan: CreditPlan, signals: TokenSignals, engine: Engine) -> Cred
     alone = batch.num_rollouts  # no group of the batch has this number
     counted = signals.mask & (scored_B & ~falls_B)[:, None]
     method = with_state(method, engine.state, lambda name: mean_over(signals.get(name), counted, engine))
-    credit = credit_beside_siblings(method, base_B, leave_out_rows(signals, absent_B, alone), engine)
+    shown = leave_out_rows(signals, absent_B, alone)
+    credit = credit_beside_siblings(method, base_B, shown, engine, batch.first)
     # The method itself may divide by zero.
     finite_B = credit.advantage.isfinite().all(-1)
     if credit.distill_weight is not None:

@@ -305,6 +305,7 @@ def _normalised_signal(
             scale = masked_max(x, mask)
         case "robust":
             scale = masked_quantile(x, mask, 0.99)
+            scale = torch.where(scale > 0, scale, masked_max(x, mask))  # fewer than 1 % of the tokens count
         case _:
             return torch.where(mask, x, 0.0)
     scaled = torch.where(scale > 0, x / torch.where(scale > 0, scale, 1.0), 0.0).clamp(max=1.0)

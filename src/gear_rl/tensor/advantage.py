@@ -19,7 +19,7 @@ def group_relative_advantage(
     """
     if group_size < 1 or len(reward_B) % group_size:
         raise ValueError(f"group_size: {len(reward_B)} rewards do not divide into groups of {group_size}")
-    reward_group = reward_B.view(-1, group_size)
+    reward_group = (reward_B if reward_B.is_floating_point() else reward_B.float()).view(-1, group_size)
     centred = reward_group - reward_group.mean(-1, keepdim=True)
     if scale:
         spread = reward_group.std(-1, keepdim=True) if group_size > 1 else torch.zeros_like(centred)

@@ -54,7 +54,8 @@ def masked_quantile(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], level: f
     below, above = (ordered.gather(-1, i.long()) for i in (place.floor(), place.ceil()))
     # At a whole place both neighbours are one token; the difference would be inf - inf in an empty row.
     share = (place - place.floor()).to(x.dtype)
-    value = torch.where(above > below, below + (above - below) * share, below)
+    between = torch.minimum(below + (above - below) * share, above)  # rounded, it may lie above both
+    value = torch.where(above > below, between, below)
     return torch.where(mask.any(-1, keepdim=True), value, 0.0)
 
 
