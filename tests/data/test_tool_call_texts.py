@@ -92,6 +92,14 @@ TEXTS = {  # name: (completion, expected calls, reward, malformed)
         '<parameter=z>\n[1, {"k": 2}]\n</parameter>\n</function>',
         '[{"name": "f", "arguments": {"x": true, "y": null, "z": [1, {"k": 2}]}}]', 1, 0,
     ),
+    "xml with text for null": (
+        "<function=find>\n<parameter=city>\nParis\n</parameter>\n</function>",
+        '[{"name": "find", "arguments": {"city": null}}]', 2 / 3, 0,
+    ),
+    "xml with text for other text in xml": (
+        "<function=find>\n<parameter=city>\nParis\n</parameter>\n</function>",
+        "<function=find>\n<parameter=city>\nRome\n</parameter>\n</function>", 2 / 3, 0,
+    ),
     "the tag in an xml text": (
         "<function=f>\n<parameter=x>\na <tool_call>{ b\n</parameter>\n</function>",
         [{"name": "f", "arguments": {"x": "a <tool_call>{ b"}}], 1, 0,

@@ -173,7 +173,8 @@ def equal(left: Any, right: Any) -> bool:
     for untyped, other in ((left, right), (right, left)):
         if isinstance(untyped, _Untyped):
             words = {"True": "true", "False": "false", "None": "null"}  # as Jinja writes them
-            return str(untyped) == other or equal(_json(words.get(untyped, untyped)), other)
+            value = _json(words.get(untyped, untyped), otherwise=str(untyped))
+            return str(untyped) == other or equal(value, other)
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, Mapping) and isinstance(right, Mapping):
@@ -295,9 +296,9 @@ def _call(item: Any) -> Call | None:
     return Call(name, arguments)
 
 
-def _json(text: str) -> Any:
-    """The JSON value of a text; None if it is none, NaN included. A string may hold a line break."""
+def _json(text: str, otherwise: Any = None) -> Any:
+    """The JSON value of a text, else ``otherwise``; NaN is none. A string may hold a line break."""
     try:
         return _DECODER.decode(text)
     except (ValueError, RecursionError):
-        return None
+        return otherwise
