@@ -179,3 +179,5 @@ def test_a_long_broken_text_is_read_at_once():
         "<function=f><parameter=a>",
     ):
         assert not any(made_calls(piece * 5_000))
+    for start in ("", "```json", "<function=f>", "<tool_call>"):
+        assert not any(made_calls(f"{start}{' ' * 20_000}x"))

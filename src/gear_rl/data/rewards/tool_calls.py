@@ -25,10 +25,10 @@ _OPENER = re.compile(
     r"(?:\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?(?=\s*\{))?"
 )
 """How a call begins: for Qwen3-Coder, Hermes and Qwen, Llama 3, Mistral."""
-_VALUE = re.compile(r"\s*[;,]?\s*(?!\[TOOL_CALLS\])(?=[\[{])")
-_END = re.compile(r"\s*(?:<|\[TOOL_CALLS\]|\Z)")
-_PARAMETER = re.compile(r"\s*<parameter=([^\s<>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_FENCED = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*", re.DOTALL)
+_VALUE = re.compile(r"\s*+[;,]?+\s*+(?!\[TOOL_CALLS\])(?=[\[{])")
+_END = re.compile(r"\s*+(?:<|\[TOOL_CALLS\]|\Z)")
+_PARAMETER = re.compile(r"\s*+<parameter=([^\s<>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_FENCED = re.compile(r"\s*+```(?:json)?(.*)```\s*+", re.DOTALL)
 _DECODER = json.JSONDecoder(strict=False, parse_constant=lambda name: json.loads(""))
 
 
