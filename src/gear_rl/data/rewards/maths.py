@@ -20,6 +20,7 @@ _TOP_COLUMNS = {path.partition(".")[0] for path in GOLD_COLUMNS}
 LIMIT_SECONDS = 5.0
 """Processor time that one answer may take."""
 _WORDS = re.compile(r"(?<!\\)\b[^\W\d_]{2,}")
+_WORKING = re.compile(r"[\n;=]")
 _GOLD_KEYS = ("ground_truth", "answer", "value")
 """Where an object holds its answer, beside other entries."""
 
@@ -101,7 +102,7 @@ def gold_answers(columns: Mapping[str, Any], num: int) -> list[str | None]:
     """The text with the gold answer of each row; None where no column of ``GOLD_COLUMNS`` holds one.
 
     A text without words, which is the answer itself, goes before one that marks its answer, and that before
-    prose; then the order of the columns counts.
+    prose; then one without a line break, ``;`` or ``=``; then the order of the columns counts.
 
     >>> solutions, answers = ["... which leaves 100.", None], ["6", ["7"]]
     >>> gold_answers({"solution": solutions, "answer": answers}, 2)
@@ -145,9 +146,11 @@ def _gold(value: Any) -> str | None:
     )
 
 
-def _distance(text: str) -> int:
-    """How far a text is from the answer itself: its words, or one where it marks the answer."""
-    return 1 if said_answers(text)[0] else len(_WORDS.findall(text))
+def _distance(text: str) -> tuple[int, bool]:
+    """How far a text is from the answer itself: its words, or one where it marks the answer; then its working."""
+    if said_answers(text)[0]:
+        return 1, False
+    return len(_WORDS.findall(text)), _WORKING.search(text) is not None
 
 
 def handler() -> Callable[[Any], dict[str, Any]]:
