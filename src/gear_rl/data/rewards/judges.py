@@ -48,6 +48,7 @@ _NUMBER = re.compile(r"(?<!\^)(?<!\^\{)\d|\\[a-z]")
 _FORMULAS = [
     (re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|°|\\degree\b|\bdegrees?\b)(?:\s*[CF]\b)?"), ""),
     (re.compile(r"\s*\bper ?cent\b"), r"\\%"),
+    (re.compile(r"(?<![\w-])(?:negative|minus)\s+(?=[.\d\\])", re.IGNORECASE), "-"),
     (re.compile(r"π|(?<![\\A-Za-z])pi\b"), r"\\pi "),
 ]
 _VALUES = [
