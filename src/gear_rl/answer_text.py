@@ -28,15 +28,19 @@ _CHARACTERS = str.maketrans(
         ord("½"): " 1/2",
     }
 )
+_SPACE = r"(?:[\s~]|\\[ ,;])"
+_POWERS = {"thousand": "e3", "million": "e6", "billion": "e9", "trillion": "e12"}
 _WRITINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?<![\w)\]}])\u2013(?=\d)"), "-"),  # an en dash
     (re.compile(r"(?<!\w)\*\*(?=\S)(.{1,400}?)\*\*(?!\w)"), r"\1"),
     (re.compile(r"(?<=\d)(?:\{,\}|,?\\[ ,!;])(?=\d{3}(?!\d))"), ""),  # 9{,}500
     (re.compile(r"(?:\\\$|[€£¥₹])\s?(?=[\d.])|(?<=\d)\s?(?:\\\$|[€£¥₹])"), ""),
     (re.compile(r"(?<=[\u3000-\u9fff])(?=[-\d$\\])"), " "),
-    (re.compile(r"(?<=\d)\s+thousand\b"), "e3"),
-    (re.compile(r"(?<=\d)\s+million\b"), "e6"),
-    (re.compile(r"(?<=\d)\s+billion\b"), "e9"),
+    (re.compile(rf"(?<=\d){_SPACE}*\\text\{{\s*((?:{'|'.join(_POWERS)})\b[^{{}}]*)\}}", re.IGNORECASE), r" \1"),
+    *(
+        (re.compile(rf"(?<=\d){_SPACE}+{word}\b", re.IGNORECASE), power)
+        for word, power in _POWERS.items()
+    ),
     (
         re.compile(r"(?<![\w.])(?:\d++(?:\.\d*+)?|\.\d++)[eE][-+]?\d{1,3}(?!\w)"),
         lambda number: f"{Decimal(number[0]):f}",

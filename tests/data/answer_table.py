@@ -134,6 +134,12 @@ UNITS = [
     ("She needs 18 apples.", "18", 1.0),
     (r"\boxed{3}", "3 million", 0.0),
     (r"\boxed{3,000,000}", "3 million", 1.0),
+    (r"\boxed{3\text{ million}}", "3000000", 1.0),
+    (r"\boxed{3~\text{million dollars}}", "3000000", 1.0),
+    (r"\boxed{3 Million}", "3000000", 1.0),
+    (r"\boxed{\$2.5 \text{ billion}}", "2500000000", 1.0),
+    ("The answer is 5 trillion.", "5000000000000", 1.0),
+    (r"\boxed{3\text{ millionths}}", "3000000", 0.0),
     (r"\boxed{70\%}", "0.7", 1.0),
     (r"\boxed{70%}", "0.7", 1.0),
     (r"\boxed{10 percent}", r"10\%", 1.0),
@@ -162,6 +168,9 @@ UNITS = [
 NUMBERS = [
     ("−18", "-18", 1.0),  # the Unicode minus
     ("The answer is –18.", "-18", 1.0),  # an en dash
+    ("The answer is negative 5.", "-5", 1.0),
+    (r"\boxed{\text{minus }3}", "-3", 1.0),
+    ("-5", "Negative 5", 1.0),
     ("The answer is 18—no more.", "18", 1.0),
     ("答案是42。", "42", 1.0),
     ("答案：73", "73", 1.0),
