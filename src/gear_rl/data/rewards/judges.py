@@ -26,10 +26,10 @@ _AS_TEXT = [
     re.compile(r"\b(\d[\dA-Fa-f]*)_\{?(\d+)\}?"),
 ]
 """Dates, times and numbers in a base: a main part, and one that counts where both have it."""
-_LABEL = re.compile(r"\A\(?([A-J])(?:[).:]+\s*|\Z)")
-"""The letter of a choice: "C", "(C) 42"."""
+_LABEL = re.compile(r"\A(?:(?i:option|choice)\s+)?\(?([A-J])(?:[).:]+\s*|\Z)")
+"""The letter of a choice: "C", "(C) 42", "Option C"."""
 _CHOSEN = re.compile(
-    r"\A(?:(?:the|option|choice|letter|选项?)\s*)*\W*([A-J])(?![\w'\u2019])"
+    r"\A(?:(?i:the|option|choice|letter|选项?)\s*)*\W*([A-J])(?![\w'\u2019])"
     r"(?![)\s]*(?:[,/&]|or\b|and\b)\s*\(?[A-J]\b)|\A\W*([a-j])\W*\Z"
 )
 """One letter, with more words behind it or none; two letters are no choice."""
