@@ -36,11 +36,11 @@ _WRITINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
     (re.compile(r"(?<=\d)(?:\{,\}|,?\\[ ,!;])(?=\d{3}(?!\d))"), ""),  # 9{,}500
     (re.compile(r"(?:\\\$|[€£¥₹])\s?(?=[\d.])|(?<=\d)\s?(?:\\\$|[€£¥₹])"), ""),
     (re.compile(r"(?<=[\u3000-\u9fff])(?=[-\d$\\])"), " "),
-    (re.compile(rf"(?<=\d){_SPACE}*\\text\{{\s*((?:{'|'.join(_POWERS)})\b[^{{}}]*)\}}", re.IGNORECASE), r" \1"),
-    *(
-        (re.compile(rf"(?<=\d){_SPACE}+{word}\b", re.IGNORECASE), power)
-        for word, power in _POWERS.items()
+    (
+        re.compile(rf"(?<=\d){_SPACE}*\\text\{{\s*((?:{'|'.join(_POWERS)})\b[^{{}}]*)\}}", re.IGNORECASE),
+        r" \1",
     ),
+    *((re.compile(rf"(?<=\d){_SPACE}+{word}\b", re.IGNORECASE), power) for word, power in _POWERS.items()),
     (
         re.compile(r"(?<![\w.])(?:\d++(?:\.\d*+)?|\.\d++)[eE][-+]?\d{1,3}(?!\w)"),
         lambda number: f"{Decimal(number[0]):f}",

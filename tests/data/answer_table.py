@@ -107,6 +107,13 @@ LETTERS = [
     (r"\boxed{C, D}", "C", 0.0),
     (r"\boxed{\text{C and D}}", "D", 0.0),
     ("The answer is C, as D is too large.", "C", 1.0),
+    (r"\boxed{A B C D}", "A", 0.0),
+    (r"\boxed{(A)(B)(C)(D)}", "A", 0.0),
+    (r"\boxed{A|B|C|D}", "A", 0.0),
+    (r"\boxed{A;B;C;D}", "A", 0.0),
+    ("The answer is (C) or (D).", "D", 0.0),
+    ("The answer is not (A).", "A", 0.0),
+    ("It is not (A) or (B) but (C).", "C", 1.0),
 ]
 WORDS = [
     (r"\boxed{east}", "east", 1.0),

@@ -29,10 +29,11 @@ _AS_TEXT = [
 _LABEL = re.compile(r"\A(?:(?i:option|choice)\s+)?\(?([A-J])(?:[).:]+\s*|\Z)")
 """The letter of a choice: "C", "(C) 42", "Option C"."""
 _CHOSEN = re.compile(
-    r"\A(?:(?i:the|option|choice|letter|选项?)\s*)*\W*([A-J])(?![\w'\u2019])"
-    r"(?![)\s]*(?:[,/&]|or\b|and\b)\s*\(?[A-J]\b)|\A\W*([a-j])\W*\Z"
+    r"(?!\W*[A-J](?:\W+[A-J])+\W*\Z)\A(?:(?i:the|option|choice|letter|选项?)\s*)*\W*([A-J])(?![\w'\u2019])"
+    r"(?![)\s]*(?:[,;/&|]|or\b|and\b)\s*\(?[A-J]\b)|\A\W*([a-j])\W*\Z"
 )
 """One letter, with more words behind it or none; two letters are no choice."""
+_BRACKETED = re.compile(r"(?<!not )\(([A-J])\)((?:[\s,;/&|]*+(?:or|and)?+\s*+\([A-J]\))*)")
 _WORDS = re.compile(rf"(?!{_FUNCTION}\Z)(?:{_WORD}|[\u3000-\u9fff])(?:[\s,'\u2019-]+[^\W\d_]+)*")
 
 _UNWRAPPED = re.compile(_TEXT + r"\{([^{}]*)\}")
@@ -119,8 +120,8 @@ def _by_letter(letter: str, by_value: Judge | None) -> Judge:
         return by_value(f"\\boxed{{{content}}}") if by_value else None
 
     def find_unsaid(text: str) -> Verdict | None:
-        first, bracketed = _LABEL.match(_without_markup(text)), re.findall(r"\(([A-J])\)", text)
-        chosen = first[1] if first else next(reversed(bracketed), None)
+        first, bracketed = _LABEL.match(_without_markup(text)), _BRACKETED.findall(text)
+        chosen = first[1] if first else next((one for one, more in bracketed[-1:] if not more), None)
         return None if chosen is None else (chosen, chosen == letter)
 
     return _judge(find, find_unsaid)
