@@ -60,6 +60,8 @@ PROSE = [
     ("__import__('os')._exit(1)", "3", 0.0),  # nothing of the model's text is evaluated
     ("", "7", 0.0),
     ("The answer is 5 or 6.", "5", 0.0),
+    ("The answer is not 6, it is 5.", "6", 0.0),
+    ("The answer is not 6, it is 5.", "5", 1.0),
     ("The answer is 5 (five).", "5", 1.0),
     ("The answer is obvious. So we get 42", "42", 1.0),
     ("The final answer is:\n\n$42$", "42", 1.0),
