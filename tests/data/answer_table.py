@@ -27,6 +27,8 @@ DELIMITERS = [
     ("#### $1,042", "1042", 1.0),
     ("#### Step 1\nadd\n#### Step 2\nThe answer is 9.", "9", 1.0),  # headings are no answers
     ("#### Step 2\nThe answer is 9.", "2", 0.0),
+    ("#### 1. Compute\n2+2\n#### 2. Done\nThe answer is 9.", "9", 1.0),
+    ("#### 42. Done", "42", 1.0),
     ("#### Answer: 9\nThere are 2 left.", "9", 1.0),
     ("72", GSM8K, 1.0),
     (r"\boxed{3, 5}", "3 and 5 are prime.\n#### 3, 5", 1.0),
