@@ -26,7 +26,7 @@ _CHARACTERS = str.maketrans(
     {
         **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)},  # full-width
         **dict.fromkeys((0x2212, 0xFE63), "-"),  # minus signs
-        ord("½"): " 1/2",
+        **{ord(sign): f" {one}/{of}" for sign, one, of in ("½12", "⅓13", "⅔23", "¼14", "¾34")},
     }
 )
 _SPACE = r"(?:[\s~]|\\[ ,;])"
@@ -34,8 +34,9 @@ _POWERS = {"thousand": "e3", "million": "e6", "billion": "e9", "trillion": "e12"
 _WRITINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?<![\w)\]}])\u2013(?=\d)"), "-"),  # an en dash
     (re.compile(r"(?<!\w)\*\*(?=\S)(.{1,400}?)\*\*(?!\w)"), r"\1"),
-    (re.compile(r"(?<=\d)(?:\{,\}|,?\\[ ,!;])(?=\d{3}(?!\d))"), ""),  # 9{,}500
+    (re.compile(r"(?<=\d)(?:\{,\}|,?(?:\\[ ,;]|\\! ?))(?=\d{3}(?!\d))"), ""),  # 9{,}500
     (re.compile(r"(?:\\\$|[€£¥₹])\s?(?=[\d.])|(?<=\d)\s?(?:\\\$|[€£¥₹])"), ""),
+    (re.compile(r"(?<=\d)[ \t]+:[ \t]*(?=\d)"), ":"),  # 3 : 10
     (re.compile(r"(?<=[\u3000-\u9fff])(?=[-\d$\\])"), " "),
     (
         re.compile(rf"(?<=\d){_SPACE}*\\text\{{\s*((?:{'|'.join(_POWERS)})\b[^{{}}]*)\}}", re.IGNORECASE),

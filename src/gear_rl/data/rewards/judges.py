@@ -50,16 +50,20 @@ _FORMULAS = [
     (re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|°|\\degree\b|\bdegrees?\b)(?:\s*[CF]\b)?"), ""),
     (re.compile(r"\s*\bper ?cent\b"), r"\\%"),
     (re.compile(r"(?<![\w-])(?:negative|minus)\s+(?=[.\d\\])", re.IGNORECASE), "-"),
+    (re.compile(r"√\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+|[a-z]))"), r"\\sqrt{\1\2\3}"),
+    (re.compile(r"(?<=\d)\s*x\s*(?=10\^)"), r"\\times "),
     (re.compile(r"π|(?<![\\A-Za-z])pi\b"), r"\\pi "),
 ]
-_VALUES = [
+_VALUES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(r"\A-?\d{1,3}(?:\s\d{3})+(?=\.\d|\Z)"), lambda number: "".join(number[0].split())),
     (re.compile(r"\A(\d[\dA-F]*)_\{?\d+\}?\Z"), r"\1"),  # the question names the base
     (re.compile(r"\A(?=[<>]|\\[lgn]eq?\b)"), "x "),  # a relation without its left side is no number
     (re.compile(r"\A\(([-\d./]+)\)\Z"), r"\1"),
 ]
 """What math-verify reads otherwise, or not at all: anywhere in a formula, and as the whole of a value."""
 _SYMBOLS = str.maketrans(
-    {"²": "^2", "³": "^3", "≠": r"\neq ", "≤": r"\leq ", "≥": r"\geq ", "\u00d7": r"\times "}
+    {"≠": r"\neq ", "≤": r"\leq ", "≥": r"\geq ", "\u00d7": r"\times ", "·": r"\cdot ", "∞": r"\infty "}
+    | {power: f"^{n}" for n, power in enumerate("²³⁴⁵⁶⁷⁸⁹", start=2)}
 )
 
 
