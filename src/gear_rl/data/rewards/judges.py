@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gear_rl.answer_text import plain_writing, said_answers
@@ -198,9 +199,24 @@ class Maths:
         except (IndexError, TypeError, ValueError, OverflowError):
             size = 1.0
         decimals = max(6, 3 - math.floor(math.log10(size))) if 0 < size < 1 else 6
-        return bool(
-            self._verify(gold, values, float_rounding=decimals, timeout_seconds=None, raise_on_error=True)
+        verified: Any = partial(
+            self._verify, float_rounding=decimals, timeout_seconds=None, raise_on_error=True
         )
+        return bool(verified(gold, values)) and not self._differ(gold, values, verified)
+
+    def _differ(self, gold: list[Any], values: list[Any], verified: Callable[[Any, Any], bool]) -> bool:
+        """Whether two equations without a real solution differ: to math-verify all of these are equal."""
+        from sympy import Eq, simplify, solve
+
+        if not isinstance(gold[0], Eq) or not isinstance(values[0], Eq) or gold[-1] == values[-1]:
+            return False
+        sides: list[Any] = [*gold[0].args, *values[0].args]
+        left, right, own_left, own_right = sides
+        names = gold[0].free_symbols
+        if not names:  # sums of numbers, and the constants e and I
+            return not (verified(left, own_left) and verified(right, own_right))
+        factor = simplify((left - right) / (own_left - own_right))
+        return not (factor.is_number and factor.is_finite and factor) and not solve(gold[0], names)
 
 
 def _without_markup(content: str) -> str:
