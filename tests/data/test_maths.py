@@ -1,6 +1,7 @@
 """The mathematics reward: what counts as equal, what is not applicable, and what is counted."""
 
 from contextlib import nullcontext
+from decimal import Decimal
 
 import datasets
 import pytest
@@ -77,7 +78,11 @@ def test_a_text_that_hangs_is_killed_and_counted(caplog, monkeypatch):
         ),
         ([{"answer": '["1", "2"]'}, {"answer": "1"}], "'answer' of row 1 is"),
         ([{"answer": "7", "gold": "1"}, {"answer": "", "gold": "2"}], None),
+        ([{"answer": ["1", "2"]}], r"'answer' of row 1 is \['1', '2'\]; name .* --columns.ground_truth"),
+        ([{"answer": None}, {"answer": False}], "'answer' of row 2 is False; write it as text"),
+        ([{"answer": Decimal("1.5")}], r"'answer' of row 1 is Decimal\('1.5'\); write it as text"),
         ([{"answer": ""}], "no gold answer in solution, answer"),
+        ([{"answer": " ", "solution": []}], "no gold answer in solution, answer"),
         ([{"gold": "1"}], "no gold answer in solution, answer"),
     ],
 )

@@ -82,20 +82,28 @@ def check_golds(dataset: Any) -> None:
     """``InputError`` for a dataset without gold answers, or with one that is several values."""
     columns = {name: dataset[name][:] for name in dataset.column_names if name in _TOP_COLUMNS}
     golds = _golds(columns, len(dataset)) if columns else []
-    if not any(golds):
-        raise InputError(
-            f"reward: math finds no gold answer in {', '.join(GOLD_COLUMNS)}; name its column with "
-            "--columns.answer COLUMN"
-        )
+    readable = any(golds)
     for i in (i for i, texts in enumerate(golds) if not texts):
         row = {name: values[i] for name, values in columns.items()}
         for path in GOLD_COLUMNS:
             value = value_at(row, path)
-            if value and isinstance(value, str | list | Mapping):
+            if value is None or str(value).strip() in ("", "[]", "{}"):
+                continue
+            if isinstance(value, str | list | Mapping):
                 raise InputError(
                     f"reward: math takes one gold answer, and {path!r} of row {i + 1} is {str(value)[:60]}; "
                     f"name the one that counts with --columns.ground_truth {path}.0, or write a set as text"
                 )
+            if not readable:
+                raise InputError(
+                    f"reward: math takes text or a number, and {path!r} of row {i + 1} is {value!r:.60}; "
+                    "write it as text"
+                )
+    if not readable:
+        raise InputError(
+            f"reward: math finds no gold answer in {', '.join(GOLD_COLUMNS)}; name its column with "
+            "--columns.answer COLUMN"
+        )
 
 
 def gold_answers(columns: Mapping[str, Any], num: int) -> list[str | None]:
