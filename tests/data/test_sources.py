@@ -47,6 +47,16 @@ def test_a_damaged_row_is_named_by_its_line(tmp_path, name, text, reason):
     [
         ("a.csv", "prompt;answer\na;1\n", "has no column 'prompt', only prompt;answer; name yours"),
         ("a.jsonl.gz", "prompt", "a.jsonl.gz: Not a gzipped file"),
+        (
+            "a.csv",
+            "prompt,answer,answer\na,1,2\n",
+            "a.csv, line 1: two columns are called 'answer'; rename one",
+        ),
+        (
+            "a.json",
+            json.dumps({"data": [{"prompt": "a"}]}, indent=1),
+            "a.json: an object over several lines; write",
+        ),
     ],
 )
 def test_a_file_of_another_format_is_named(tmp_path, name, text, reason):
@@ -113,15 +123,17 @@ def test_a_prompts_calls_keep_their_own_arguments(tmp_path):
     assert [each[1]["tool_calls"] for each in found[:2]] == [each[1]["tool_calls"] for each in prompts[:2]]
 
 
-@pytest.mark.parametrize("name", ["a.tsv", "a.jsonl.gz", "a.csv.gz", "folder/a.jsonl.gz"])
+@pytest.mark.parametrize(
+    "name", ["a.tsv", "a.JSONL", "a.CSV", "a.jsonl.GZ", "a.jsonl.gz", "a.csv.gz", "folder/a.jsonl.gz"]
+)
 def test_other_files_are_read_alike(tmp_path, name):
     rows = [{"prompt": "a, b", "answer": "007"}, {"prompt": "c", "answer": "1.50"}]
     text = "\n".join(map(json.dumps, rows))
-    if "jsonl" not in name:
+    if "jsonl" not in name.lower():
         mark = "\t" if "tsv" in name else ","
         text = "\n".join(
             mark.join(f'"{cell}"' for cell in row) for row in [rows[0], *(r.values() for r in rows)]
         )
     (tmp_path / "folder").mkdir()
-    file = written(tmp_path, name, gzip.compress(text.encode()) if name.endswith("gz") else text)
+    file = written(tmp_path, name, gzip.compress(text.encode()) if name.lower().endswith("gz") else text)
     assert [*load_rows(str(Path(file).parent) if "/" in name else file, chat=False)] == rows

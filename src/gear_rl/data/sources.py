@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,7 @@ _TABLES = {".csv": ",", ".tsv": "\t"}
 _TEXT_KINDS = (".jsonl", ".json", *_TABLES)
 FILE_KINDS = (*_TEXT_KINDS, ".parquet")
 """Text, also as ``.gz``, is read here: `datasets` turns ``007`` into 7, and what looks like a date into one."""
+_ONE_OBJECT = re.compile(rb"[\xef\xbb\xbf\s]*+\{[ \t\r]*\n")
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _GENERATED = {True: 4096, False: 512}
 """Rows of a generator without a limit, to train on and held out."""
@@ -91,8 +93,9 @@ def splits_of(name: str, config: str | None) -> list[str]:
 
 
 def _kind(path: Path) -> str:
-    """The suffix of a file, before ``.gz``."""
-    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    """The suffix of a file, before ``.gz``, in small letters."""
+    small = Path(path.name.lower())
+    return Path(small.stem).suffix if small.suffix == ".gz" else small.suffix
 
 
 def _is_file(name: str) -> bool:
@@ -128,11 +131,15 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield line.decode("utf-8-sig")
 
     try:
-        if path.suffix == ".gz":
+        if path.suffix.lower() == ".gz":
             content = gzip.decompress(content)
         if separator is not None:
             csv.field_size_limit(2**31 - 1)
-            rows: Iterator[Any] = csv.DictReader(lines(), strict=True, delimiter=separator)
+            rows: Any = csv.DictReader(lines(), strict=True, delimiter=separator)
+            if twice := [name for name, count in Counter(rows.fieldnames).items() if count > 1]:
+                raise ValueError(f"two columns are called {twice[0]!r}; rename one")
+        elif _ONE_OBJECT.match(content):
+            raise ValueError("an object over several lines; write a list of objects, or each on one line")
         elif _kind(path) == ".json" and content.lstrip(_BLANK)[:1] == b"[":
             rows = iter(_parse_json(content.decode("utf-8-sig")))
         else:
