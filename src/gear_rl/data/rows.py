@@ -120,7 +120,7 @@ def checksum(prompt: Any) -> float:
 
 
 def prompt_fault(prompt: Any, images: bool = True) -> str | None:
-    """The fault of a prompt; None for text or chat messages that are not empty and wait for an answer.
+    """The fault of a prompt; None for text or chat messages whose last question is not empty and waits.
 
     Without ``images`` in the row, a block of an image has to hold it.
 
@@ -153,7 +153,13 @@ def prompt_fault(prompt: Any, images: bool = True) -> str | None:
             "prompt ends with the assistant's answer, which the student would see; if its column is messages, "
             "--columns.prompt messages.:-1 --columns.solution messages.-1.content part them"
         )
-    said = any(each.strip() if isinstance(each, str) else each for each in contents)
+    asked = [message.get("content") for message in prompt if message["role"] == "user"][-1:] or contents
+    parts: list[Any] = [part for each in asked for part in ([each] if isinstance(each, str) else each or ())]
+    texts = [
+        part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
+        for part in parts
+    ]
+    said = any(text.strip() if isinstance(text, str) else text for text in texts)
     return None if said else "prompt is empty"
 
 
