@@ -64,6 +64,12 @@ def test_a_file_of_another_format_is_named(tmp_path, name, text, reason):
         load_rows(written(tmp_path, name, text), chat=False)
 
 
+def test_a_file_has_no_other_split(tmp_path):
+    file = written(tmp_path, "a.jsonl", '{"prompt": "a"}')
+    with pytest.raises(InputError, match=r"a\.jsonl has no split 'test', a file has only 'train'; leave"):
+        load_rows(file, split="test", chat=False)
+
+
 def test_a_json_list_keeps_dates_and_numbers_beside_missing_ones(tmp_path):
     rows = [{"prompt": "a", "answer": "2026-01-02T10:00:00", "x": 2}, {"prompt": "b", "answer": "007"}]
     file = written(tmp_path, "a.json", "\r\n" * 3 + json.dumps(rows, indent=1))

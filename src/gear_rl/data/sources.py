@@ -52,12 +52,16 @@ def read(name: str, config: str | None, split: str, *, limit: int | None = None)
     """
     import datasets
 
-    if "[" in split and (is_generated(name) or _is_file(name) or _is_saved(name)):
+    if "[" in split and (is_generated(name) or is_file(name) or _is_saved(name)):
         raise InputError(f"dataset: {name} has no split {split!r}; only the hub's datasets have such parts")
     if is_generated(name):
         return _generated_rows(name, split == "train", limit)
+    if is_file(name) and split != "train":
+        raise InputError(
+            f"dataset: {name} has no split {split!r}, a file has only 'train'; leave the split out"
+        )
     try:
-        if _is_file(name):
+        if is_file(name):
             return _file(Path(name))
         if not _is_saved(name):
             return _load(name, config, split)
@@ -89,7 +93,7 @@ def splits_of(name: str, config: str | None) -> list[str]:
     if _is_saved(name):
         saved = datasets.load_from_disk(name)
         return [str(split) for split in saved] if isinstance(saved, dict) else ["train"]
-    return ["train"] if _is_file(name) else datasets.get_dataset_split_names(name, config)
+    return ["train"] if is_file(name) else datasets.get_dataset_split_names(name, config)
 
 
 def _kind(path: Path) -> str:
@@ -98,7 +102,12 @@ def _kind(path: Path) -> str:
     return Path(small.stem).suffix if small.suffix == ".gz" else small.suffix
 
 
-def _is_file(name: str) -> bool:
+def is_file(name: str) -> bool:
+    """Whether a name is a file's, which need not exist.
+
+    >>> is_file("rows.jsonl.gz"), is_file("openai/gsm8k")
+    (True, False)
+    """
     return _kind(Path(name)) in FILE_KINDS or Path(name).is_file()
 
 
@@ -175,7 +184,7 @@ def _text_files(paths: list[Path]) -> Any:
 
 def check_exists(name: str) -> None:
     """Raise ``InputError`` for a file that is not there; reads nothing."""
-    if not is_generated(name) and _is_file(name) and not Path(name).exists():
+    if not is_generated(name) and is_file(name) and not Path(name).exists():
         raise InputError(f"dataset: {name} does not exist")
 
 

@@ -12,7 +12,7 @@ from gear_rl.data.objects import context_fault, guard_function, rollouts_fault
 from gear_rl.data.rewards.catalogue import Reward, load_reward
 from gear_rl.data.rewards.maths import check_golds
 from gear_rl.data.rows import load_rows, load_splits
-from gear_rl.data.sources import check_exists, is_generated
+from gear_rl.data.sources import check_exists, is_file, is_generated
 from gear_rl.engines.folder import checkpoints_in
 from gear_rl.engines.models import is_adapter
 from gear_rl.errors import InputError, input_errors
@@ -222,7 +222,8 @@ def load_data(config: RunConfig) -> tuple[Any, Any]:
     def held_out(name: str) -> Any:
         # The configuration of the same dataset on the hub.
         same = config.dataset_config if name == config.dataset else None
-        return load_rows(name, split=config.eval_split, config=same, **columns)
+        split = "train" if is_file(name) else config.eval_split  # which is the hub's
+        return load_rows(name, split=split, config=same, **columns)
 
     named, dataset = config.eval_dataset, load_rows(config.dataset, **training)
     if isinstance(named, str):
