@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 from transformers.utils import get_json_schema
 
 from gear_rl.data.adapters.openenv import environment
+from gear_rl.errors import InputError
 
 
 class Guess(BaseModel):
@@ -42,6 +43,14 @@ class Client:
         right = isinstance(action, Guess) and action.number == self.number
         text = {"said": "right" if right else "wrong", "metadata": {"number": self.number}}
         return SimpleNamespace(observation=text, reward=1.0 if right else -0.5, done=right)
+
+
+def test_wrong_reset_columns_are_named():
+    with pytest.raises(InputError, match=r"reset_columns: 'seed' is text; give a list, \['seed'\]"):
+        environment(Client, Guess, reset_columns="seed")
+    made = environment(Client, Guess, reset_columns=["sed"])()
+    with pytest.raises(InputError, match=r"reset_columns: a row has no column 'sed'; did you mean seed\?"):
+        made.reset(prompt=[], seed=5)
 
 
 def test_an_episode_and_its_reward():

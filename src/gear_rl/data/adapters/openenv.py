@@ -11,6 +11,7 @@ from typing import Any
 
 from gear_rl.data.adapters import as_tool
 from gear_rl.environments import RESERVED_METHODS
+from gear_rl.errors import InputError, did_you_mean
 
 _HIDDEN = ("metadata", "reward", "done")
 """Fields of every OpenEnv observation that are hidden from the model."""
@@ -38,6 +39,9 @@ def environment(
         if not name.isidentifier() or name.startswith("_") or name in RESERVED_METHODS:
             raise ValueError(f"actions: {name!r} cannot be a tool's name; choose another")
 
+    if isinstance(reset_columns, str):
+        raise InputError(f"reset_columns: {reset_columns!r} is text; give a list, [{reset_columns!r}]")
+
     class OpenEnvEnvironment:
         """One session of an OpenEnv server."""
 
@@ -48,10 +52,15 @@ def environment(
 
         def reset(self, **row: Any) -> str | None:
             """Begin an episode; the first observation is added to the prompt."""
+            for name in reset_columns:
+                if name not in row:
+                    raise InputError(
+                        f"reset_columns: a row has no column {name!r}; {did_you_mean(name, row)}"
+                    )
             if self._client is None:
                 made = client()
                 self._client = made.sync() if hasattr(made, "sync") else made
-            result = self._client.reset(**{name: row[name] for name in reset_columns if name in row})
+            result = self._client.reset(**{name: row[name] for name in reset_columns})
             self._reward = 0.0
             self._done = bool(result.done)
             return _text(result.observation) or None
