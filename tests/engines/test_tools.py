@@ -126,6 +126,9 @@ def test_arguments_are_taken_where_the_tool_takes_them():
     tool = guard.tool(find)
     with guard.serving():
         assert tool(code=12345, limit=None, tags=[1, "a"], exact=None) == "'12345' None ['1', 'a'] None"
+        for unusable in (lambda x=None: x, lambda x: x):
+            unusable.__annotations__ = {"x": any}
+            assert guard.tool(unusable)(x=[1, 2]) == "[1, 2]"
     for wrong in ({"code": None}, {"code": "a", "limit": "many"}, {"code": ["a"]}):
         assert failure(guard, tool, **wrong)[1] == {"arguments": 1}
 

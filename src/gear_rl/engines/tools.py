@@ -300,12 +300,11 @@ def _argument_checks(function: Callable[..., Any]) -> dict[str, Callable[[Any], 
     checks: dict[str, Callable[[Any], Any]] = {}
     parameters = inspect.signature(function).parameters
     for name, hint in hints.items():
-        if name in parameters and parameters[name].default is None:
-            hint = hint | None
+        optional = name in parameters and parameters[name].default is None
         # Models, data classes and typed dictionaries take no configuration but their own.
         for config in (ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True), None):
             with suppress(Exception):  # a type that pydantic builds no check for
-                checks[name] = TypeAdapter(hint, config=config).validate_python
+                checks[name] = TypeAdapter(hint | None if optional else hint, config=config).validate_python
                 break
     return checks
 
