@@ -113,7 +113,13 @@ LETTERS = [
     ("The answer is C, as D is too large.", "C", 1.0),
     (r"\boxed{A B C D}", "A", 0.0),
     (r"\boxed{(A)(B)(C)(D)}", "A", 0.0),
+    (r"\boxed{(A) B}", "A", 1.0),  # the choice A, whose text is a letter
+    (r"\boxed{A. B}", "A. B", 1.0),
     (r"\boxed{A|B|C|D}", "A", 0.0),
+    (r"\boxed{(A)(B)}", "A", 0.0),
+    (r"\boxed{A B}", "A", 0.0),
+    (r"\boxed{(A) (B)}", "A", 0.0),
+    (r"\boxed{A) B) C)}", "A", 0.0),
     (r"\boxed{A;B;C;D}", "A", 0.0),
     ("The answer is (C) or (D).", "D", 0.0),
     ("The answer is not (A).", "A", 0.0),

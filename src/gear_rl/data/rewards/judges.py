@@ -30,7 +30,8 @@ _AS_TEXT = [
 _LABEL = re.compile(r"\A(?:(?i:option|choice)\s+)?\(?([A-J])(?:[).:]+\s*|\Z)")
 """The letter of a choice: "C", "(C) 42", "Option C"."""
 _CHOSEN = re.compile(
-    r"(?!\W*[A-J](?:\W+[A-J])+\W*\Z)\A(?:(?i:the|option|choice|letter|选项?)\s*)*\W*([A-J])(?![\w'\u2019])"
+    r"\A(?!\W*[A-J](?:(?:\W+[A-J]){2,}|(?:\s+|\)\s*\()[A-J])\W*\Z)"
+    r"(?:(?i:the|option|choice|letter|选项?)\s*)*\W*([A-J])(?![\w'\u2019])"
     r"(?![)\s]*(?:[,;/&|]|or\b|and\b)\s*\(?[A-J]\b)|\A\W*([a-j])\W*\Z"
 )
 """One letter, with more words behind it or none; two letters are no choice."""
