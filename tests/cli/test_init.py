@@ -55,13 +55,20 @@ def test_flags_of_gear_train_count_in_a_comparison_or_are_refused(tmp_path, monk
 
     monkeypatch.setattr(compare, "run_cells", asked)
     gear("init", "mine", cwd=tmp_path)
-    words = ("compare", "--config", "run.yaml", "--quick", "--max_steps")
-    assert gear(*words, "3", cwd=tmp_path / "mine").returncode == 130
-    done = gear(*words, "3", "--output_dir", "other", cwd=tmp_path / "mine")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "gear: --output_dir: a comparison writes to the folder of --out; give that\n",
-    )
+    words = ("compare", "--config", "run.yaml", "--quick")
+    for flag in ("--max_steps", "--max-steps"):
+        assert gear(*words, flag, "3", cwd=tmp_path / "mine").returncode == 130
+    for given, fix in (
+        ("--output-dir other", "output_dir: a comparison writes to the folder of --out; give that"),
+        ("--credit.alpha 5", "credit.alpha: the methods are those of --methods; write --methods gear:alpha"),
+        ("--credit gear:alpha=5", "credit: the methods are those of --methods; write --methods gear:alpha"),
+        ("--seed=7", "seed: every method has the seeds 0, 1, ...; give their number as --seeds"),
+        ("--num-train-epochs 2", "num_train_epochs: a comparison has a number of optimizer steps; give --ste"),
+        ("--max_steps 3 --steps 4", "max_steps: --steps is given too; leave one of them out"),
+    ):
+        done = gear(*words, *given.split(), cwd=tmp_path / "mine")
+        assert done.returncode == 2 and done.stderr.startswith(f"gear: --{fix}"), done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_a_kind_that_is_not_there(tmp_path):

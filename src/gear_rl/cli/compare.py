@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 QUICK = {"methods": "gear", "seeds": 3, "rates": 1, "steps": 6, "n_eval": 24, "samples": 1}
 """The options of ``--quick``; each may still be given."""
 _QUICK_WORDS = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in QUICK.items())
+_INSTEAD = {
+    "output_dir": "a comparison writes to the folder of --out; give that",
+    "credit": "the methods are those of --methods; write --methods gear:alpha=0.5",
+    "seed": "every method has the seeds 0, 1, ...; give their number as --seeds",
+    "num_train_epochs": "a comparison has a number of optimizer steps; give --steps",
+    "max_steps": "--steps is given too; leave one of them out",
+}
+"""Flags of ``gear train`` that would not count, and what to do instead; a file may have them."""
 
 
 def compare(
@@ -98,21 +106,23 @@ def compare(
     given = {"steps": steps, "n_eval": n_eval, "samples": samples, "rollouts": rollouts}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options |= {"seeds": seeds, "rates": rates}
-    named = {word.partition("=")[0] for word in context.args}
+    keys = [word[2:].partition("=")[0].replace("-", "_") for word in context.args if word[:2] == "--"]
     if quick:
         preset = {name: value for name, value in QUICK.items() if name != "methods"}
         options |= {name: value for name, value in preset.items() if not is_given(context, name)}
-        if "--max_steps" in named and steps is None:
+        if "max_steps" in keys and steps is None:
             del options["steps"]
-    if config is not None or any(word.startswith(("--model", "--dataset")) for word in context.args):
+    if config is not None or any(key.startswith(("model", "dataset")) for key in keys):
         from gear_rl.lab.run_plan import plan_of_run
         from gear_rl.runs.run_config import load_config
 
         why = "is for the arena's tasks; leave it out with your own data"
         refuse(context, "task", "tier", "rollouts", why=why)
         show_log(logging.WARNING)
-        if "--output_dir" in named:
-            raise InputError("--output_dir: a comparison writes to the folder of --out; give that")
+        for key in keys:
+            why = _INSTEAD.get(key.partition(".")[0])
+            if why is not None and (key != "max_steps" or steps is not None):
+                raise InputError(f"--{key}: {why}")
         if outcome not in (None, "reward", "success"):
             raise InputError(f"--outcome: {outcome}; give reward or success")
         if quick and n_eval is None:
