@@ -33,9 +33,9 @@ def test_it_holds_the_settings_that_were_run(tmp_path):
 
 def test_a_method_that_is_an_object_comes_back_by_its_name(tmp_path):
     (tmp_path / "mine.py").write_text("from gear_rl import Gear\nmethod = Gear(alpha=2.5)\n")
-    done = gear("train", *WORDS, *SMALL, "--credit", "mine:method", "--output_dir", "run", cwd=tmp_path)
+    done = gear("train", *WORDS, *SMALL, "--credit", "mine:method", "--output_dir", "null", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    done = gear("train", "--config", "run/gear.yaml", "--output_dir", "two", "--dry-run", cwd=tmp_path)
+    done = gear("train", "--config", "runs/train/gear.yaml", "--output_dir", "two", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -136,11 +136,14 @@ def test_the_outline_knows_every_setting_of_the_trainer():
         ("--model smolm2", "model: no model 'smolm2'"),
         ("--dataset none.jsonl", "dataset: none.jsonl does not exist"),
         ("--output_dir .", "output_dir: . holds a run already"),
+        ("--output_dir null", "output_dir: runs/train holds a run already"),
     ],
 )
 def test_what_is_misnamed_is_refused_before_heavy_imports(words, fault, tmp_path):
     """In a new process: TRL and transformers are imported by other tests."""
-    (tmp_path / "trainer_state.json").write_text("{}")
+    (tmp_path / "runs" / "train").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "runs" / "train"):
+        (folder / "trainer_state.json").write_text("{}")
     code = (
         "import sys\nfrom gear_rl.cli.app import app\n"
         f"try: app({['train', *BASE, *words.split()]!r})\n"

@@ -24,7 +24,7 @@ RUN_FILE, OUTPUT_DIR = "gear.yaml", "runs/train"
 
 def run_folder(config: RunConfig) -> RunFolder:
     """The folder of a run and of its records."""
-    path = Path(str(config.trainer.get("output_dir", OUTPUT_DIR))).expanduser()
+    path = Path(str(config.trainer.get("output_dir") or OUTPUT_DIR)).expanduser()
     with input_errors():
         return RunFolder(path, config.trainer.get("record_file", RECORDS))
 

@@ -159,9 +159,10 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """The fields of ``GEARConfig``; the progress bar is off, since the command prints its own lines."""
     adapter = config.lora is not None or is_adapter(resolve_model(config.model))
     machine = machine_defaults(pretrained=not is_arena(config.model), full=not adapter)
-    defaults = {"output_dir": OUTPUT_DIR, "logging_steps": 1, "report_to": "none"}
+    defaults = {"logging_steps": 1, "report_to": "none"}
     defaults |= machine
     settings = defaults | config.trainer | {"disable_tqdm": True}
+    settings["output_dir"] = settings.get("output_dir") or OUTPUT_DIR
     if settings.get("teacher_model") is not None:
         settings["teacher_model"] = resolve_model(str(settings["teacher_model"]), "teacher_model")
     return settings
