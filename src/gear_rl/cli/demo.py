@@ -1,5 +1,6 @@
 """``gear demo``: a small language model learns on this machine."""
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -65,4 +66,4 @@ def demo(
     early = [record for record in seen if record.step <= steps // 4 + 1]  # later the student hardly errs
     out_console.print(rollout_panel(choose(early or seen)), share_note(map(is_weight_on_mistake, seen)))
     if shutil.which("gear") is None:
-        out_console.print(f"for the command gear: source {Path(sys.prefix, 'bin', 'activate')}")
+        typer.echo(f"for the command gear: source {shlex.quote(str(Path(sys.prefix, 'bin', 'activate')))}")
