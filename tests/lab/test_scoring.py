@@ -152,6 +152,7 @@ MARKED = ["--data", "mine.jsonl", "--model", "arena"]
         (["--data", "mine.jsonl"], "--model: missing"),
         ([*MARKED, "--credit.alpha", "1"], "--credit.alpha: not possible"),
         ([*MARKED, "--methods", "crpo"], "gear: --methods: crpo: style: no reward function 1"),
+        (["--methods", "gear,ours=oracle"], "--methods: 'ours' is the ceiling of every score already"),
     ],
 )
 def test_bad_input_is_one_line(words, message, tmp_path):
@@ -159,3 +160,18 @@ def test_bad_input_is_one_line(words, message, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["mine.jsonl"]
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        ("a[/b]=gear", "a[/b] ranks the fault above"),
+        ("mine[v2]=rlcsd", "No method gave credit that can be ranked: every completion was left out."),
+        ("uniform", "Controls alone were scored; name a method beside them, such as gear."),
+    ],
+)
+def test_names_are_shown_as_they_are_and_controls_are_no_methods(methods, said, tmp_path):
+    written(tmp_path, *ROWS[:2])
+    done = gear("score", *MARKED, "--methods", methods, cwd=tmp_path)
+    assert done.returncode == 0 and said in done.stdout, done.stderr
+    assert methods.partition("=")[0] in done.stdout

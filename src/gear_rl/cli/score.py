@@ -68,6 +68,7 @@ def score(
     --per_device_train_batch_size 2.
     """
     from gear_rl.lab.lineup import parse_methods, split_methods
+    from gear_rl.lab.oracle import ORACLE
 
     if data is None:
         refuse(context, "model", "max_tokens", why="goes with --data; the arena's tasks have their own")
@@ -85,6 +86,9 @@ def score(
             raise InputError(f"--model: missing; {why}")
     show_log(logging.WARNING)
     chosen = parse_methods(split_methods(methods))
+    for name, credit in chosen.items():
+        if credit["name"] == ORACLE["name"]:
+            raise InputError(f"--methods: {name!r} is the ceiling of every score already; leave it out")
     from gear_rl.lab.marked import marked_material
     from gear_rl.lab.material import arena_material
     from gear_rl.lab.scoring import score as score_credit
@@ -107,7 +111,7 @@ def score(
         typer.echo(json.dumps(document, indent=2))
     else:
         out_console.print(score_table(document))
-        out_console.print(score_verdict(document), highlight=False)
+        out_console.print(score_verdict(document), markup=False, highlight=False)
 
 
 def score_table(document: dict[str, Any]) -> Table:
@@ -146,6 +150,8 @@ def score_verdict(document: dict[str, Any]) -> str:
     auc = {name: row["auc"] for name, row in document["methods"].items() if row["auc"] is not None}
     roles = {name: row["role"] for name, row in document["methods"].items()}
     ours, controls = ([n for n in auc if roles[n] in kept] for kept in (("method",), ("floor", "control")))
+    if "method" not in roles.values():
+        return "Controls alone were scored; name a method beside them, such as gear."
     if not ours:
         return "No method gave credit that can be ranked: every completion was left out."
     best = max(ours, key=auc.__getitem__)
