@@ -1,6 +1,7 @@
 """Errors that a user can correct are one line with exit code 2; others keep their traceback."""
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -8,9 +9,10 @@ import sys
 
 import pytest
 import typer
+from rich.console import Console
 
 from cli.test_view import write
-from gear_rl.cli.console import DEBUG, user_errors
+from gear_rl.cli.console import DEBUG, progress_bar, user_errors
 from gear_rl.errors import InputError
 from support.commands import gear
 
@@ -48,6 +50,13 @@ def test_an_error_of_ours_keeps_its_traceback_and_debug_shows_every_one(tmp_path
     (tmp_path / "a.jsonl").write_text("{")
     done = gear("--debug", "view", "a.jsonl", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" in done.stderr and "JSONDecodeError" in done.stderr
+
+
+def test_a_name_in_the_progress_bar_is_no_markup():
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    with progress_bar(console, "scoring ") as progress:
+        progress("a[/b]", 1, 2)
+    assert "scoring a[/b]" in console.file.getvalue()
 
 
 SLEEPER = """

@@ -63,7 +63,10 @@ def test_flags_of_gear_train_count_in_a_comparison_or_are_refused(tmp_path, monk
         ("--credit.alpha 5", "credit.alpha: the methods are those of --methods; write --methods gear:alpha"),
         ("--credit gear:alpha=5", "credit: the methods are those of --methods; write --methods gear:alpha"),
         ("--seed=7", "seed: every method has the seeds 0, 1, ...; give their number as --seeds"),
-        ("--num-train-epochs 2", "num_train_epochs: a comparison has a number of optimizer steps; give --ste"),
+        (
+            "--num-train-epochs 2",
+            "num_train_epochs: a comparison has a number of optimizer steps; give --ste",
+        ),
         ("--max_steps 3 --steps 4", "max_steps: --steps is given too; leave one of them out"),
     ):
         done = gear(*words, *given.split(), cwd=tmp_path / "mine")

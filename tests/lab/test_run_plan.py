@@ -118,10 +118,13 @@ def test_a_cell_trains_and_is_judged_by_the_run_itself(folder):
     assert again.model_copy(update={"seconds": row.seconds}) == row
     found = findings_of(plan, [row], {}, command="")
     assert found.title == "Does it help? arena/chain on rows.jsonl, for reporting"
-    beyond = findings_of(plan, [row.model_copy(update={"rewards": (0.0, 10.0)})], {}, command="")
+    other = row.model_copy(update={"method": "mine[/v2]"})
+    beyond = findings_of(plan, [row.model_copy(update={"rewards": (0.0, 10.0)}), other], {}, command="")
     with Console(file=io.StringIO(), width=200) as console:
         console.print(verdict_table(beyond))
-    assert "success_reward: 0.5, but rewards reach 10; give full marks" in console.file.getvalue()
+    shown = console.file.getvalue()
+    assert "success_reward: 0.5, but rewards reach 10; give full marks" in shown
+    assert shown.count("mine[/v2]") == 2, "no markup in the table or under it"
 
 
 def test_a_run_that_learns_nothing_has_a_level_curve(folder):

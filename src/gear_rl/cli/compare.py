@@ -201,7 +201,7 @@ def verdict_table(findings: "Findings") -> Group:
     end = "reward" if reward else "after"
     for v in c.verdicts:
         gap, ends = v.difference, v.difference_interval
-        row = {"method": v.method, "rate": "-" if v.rate is None else f"{v.rate:g}"}
+        row = {"method": escape(v.method), "rate": "-" if v.rate is None else f"{v.rate:g}"}
         row[end] = number_or_dash(v.mean)
         if reward:
             row["right"] = number_or_dash(v.success)
@@ -216,7 +216,7 @@ def verdict_table(findings: "Findings") -> Group:
     before = {"method": "[dim]before[/dim]", end: number_or_dash(c.verdicts[0].before)}
     rows.insert(0, dict.fromkeys(rows[0], "") | before)
     title = (
-        f"{settings['place']} ({settings['use']}): {c.steps} steps of {settings['rollouts']} "
+        f"{escape(settings['place'])} ({settings['use']}): {c.steps} steps of {settings['rollouts']} "
         f"rollouts, {settings['n_eval']} held-out problems, {settings['samples']} sampled answers each"
     )
     table = Table(title=title, box=box.SIMPLE, pad_edge=False)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.progress import Progress
 
 from gear_rl.errors import InputError, did_you_mean
@@ -152,7 +153,7 @@ def progress_bar(console: Console, what: str = "") -> Generator[Callable[[str, f
 
         def advance(name: str, done: float, total: int) -> None:
             nonlocal last
-            bar.update(work, description=f"{what}{name}", completed=done, total=total)
+            bar.update(work, description=escape(f"{what}{name}"), completed=done, total=total)
             if not console.is_terminal and time.monotonic() - last >= _PACE:
                 last = time.monotonic()
                 line = f"{what}{name}: {done:g} of {total}"

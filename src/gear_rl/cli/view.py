@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from gear_rl.cli.console import error_console, out_console
 from gear_rl.errors import InputError
@@ -39,7 +40,7 @@ def view(
     try:
         if html is not None:
             check_output(html, files, "--html")
-            with error_console.status(f"packing the records into {html} ..."):
+            with error_console.status(escape(f"packing the records into {html} ...")):
                 count = save_html(files, html, title=" and ".join(map(str, files)))
             typer.echo(f"wrote {html} ({count} records)")
             return
