@@ -37,6 +37,22 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that this loader or another one would not read as text."""
+
+    yaml_implicit_resolvers = yaml.SafeDumper.yaml_implicit_resolvers | _Loader.yaml_implicit_resolvers
+
+
+def yaml_text(values: Any, **options: Any) -> str:
+    """The values as YAML, in their order, which is read back as it was written.
+
+    >>> print(yaml_text({"run_name": "7e12345", "learning_rate": 1e-05}), end="")
+    run_name: '7e12345'
+    learning_rate: 1.0e-05
+    """
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **options)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The settings in a file; ``InputError`` names the file and the line."""
     if not path.is_file():

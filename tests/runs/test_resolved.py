@@ -15,7 +15,7 @@ SMALL = ("--per_device_train_batch_size", "8", "--num_generations", "8", "--max_
 
 def test_it_holds_the_settings_that_were_run(tmp_path):
     folder = tmp_path / "run"
-    words = (*WORDS, *SMALL, "--credit", "shuffled:of.alpha=2.5")
+    words = (*WORDS, *SMALL, "--credit", "shuffled:of.alpha=2.5", "--run_name", "7e12345")
     done = gear("train", *words, "--output_dir", str(folder), "--save_steps", "2")
     assert done.returncode == 0, done.stderr
     found = yaml.safe_load((folder / RUN_FILE).read_text())

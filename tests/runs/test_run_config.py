@@ -9,7 +9,7 @@ from gear_rl import Gear
 from gear_rl.errors import InputError
 from gear_rl.method_builder import build_method
 from gear_rl.runs.run_config import load_config, load_outline, trainer_settings
-from gear_rl.yaml_values import parse_word
+from gear_rl.yaml_values import parse_word, yaml_text
 
 BASE = ["--model", "arena", "--dataset", "arena", "--reward", "arena"]
 
@@ -88,9 +88,12 @@ def test_a_word_that_yaml_may_not_mean_stays_text(word):
     assert parse_word(word) == word and parse_word(f"[{word}]") == [word]
 
 
-@pytest.mark.parametrize("text", ["007", "1.10", "{prompt}", "[a]", "Q: {prompt}\nA: 1 # the answer"])
-def test_a_text_setting_takes_the_word_as_it_stands(text):
-    assert load_config(None, [*BASE, "--run_name", text]).trainer["run_name"] == text
+@pytest.mark.parametrize("text", ["007", "1.10", "{prompt}", "[a]", "Q: {prompt}\nA: 1 # the answer", "7e12345", ".5e3"])
+def test_a_text_setting_takes_the_word_as_it_stands_and_a_file_too(text, tmp_path):
+    config = load_config(None, [*BASE, "--run_name", text])
+    assert config.trainer["run_name"] == text
+    (tmp_path / "run.yaml").write_text(yaml_text(config.model_dump() | config.trainer))
+    assert load_config(tmp_path / "run.yaml").trainer == config.trainer
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,11 @@ def train(
     if dry_run or smoke:
         check_trackers(chosen)
     if dry_run:
-        import yaml
-
         from gear_rl.runs.trl_run import check_run, load_data
+        from gear_rl.yaml_values import yaml_text
 
         check_run(chosen, load_data(chosen)[0])
-        typer.echo(yaml.safe_dump(chosen.model_dump() | chosen.trainer, sort_keys=False), nl=False)
+        typer.echo(yaml_text(chosen.model_dump() | chosen.trainer), nl=False)
         typer.echo(f"# credit: {build_method(chosen.credit)!r}")
         typer.echo("# read: the rows; not done: the model is not loaded, no reward is called (--smoke does)")
         return

@@ -6,8 +6,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gear_rl.credit.credit_config import METHOD_SETTINGS
 from gear_rl.engines.folder import RunFolder, checkpoints_in
 from gear_rl.errors import input_errors
@@ -17,6 +15,7 @@ from gear_rl.records import RECORDS
 from gear_rl.runs.run_config import RunConfig
 from gear_rl.traits import method_settings
 from gear_rl.user_objects import import_object
+from gear_rl.yaml_values import yaml_text
 
 RUN_FILE, OUTPUT_DIR = "gear.yaml", "runs/train"
 """The file's name, and the default of ``output_dir``."""
@@ -64,7 +63,7 @@ def write_run(config: RunConfig, trainer: Any) -> None:
     text = (
         f"# {_command(folder, '--output_dir OTHER')}\n"
         "# runs this again, in the directory where it was run: paths and modules are relative to that one.\n"
-        f"{yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)}"
+        f"{yaml_text(plain)}"
     )
     replace_file(folder.path / RUN_FILE, text.encode())
 

@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gear_rl.arena.task import dataset_task, get_task
@@ -25,7 +24,7 @@ from gear_rl.errors import InputError, did_you_mean
 from gear_rl.method_builder import put_setting
 from gear_rl.runs.trl_names import NAMES, with_our_names
 from gear_rl.settings import checked_value, fault_in
-from gear_rl.yaml_values import parse_word, read_yaml
+from gear_rl.yaml_values import parse_word, read_yaml, yaml_text
 
 
 class RunConfig(BaseModel):
@@ -117,7 +116,7 @@ def load_config(
         if "." in name:
             first, nested = name.partition(".")[0], dict(values)
             put_word(nested, name, value)
-            shown = yaml.safe_dump({first: nested[first]}, default_flow_style=True, sort_keys=False)
+            shown = yaml_text({first: nested[first]}, default_flow_style=True)
             raise InputError(f"{name}: a file nests its settings; write {shown.strip()[1:-1]}")
         if name in fields and name != "trainer":
             own[name] = value
