@@ -203,6 +203,11 @@ GRPO, OURS = [0.60, 0.62, 0.61, 0.60], [0.70, 0.72, 0.71, 0.70]
         ([0.55, 0.52, 0.51, 0.50], [0.40, 0.42, 0.41, 0.40], "worse at 4 seeds"),
         ([0.40, 0.41, 0.41, 0.41], [0.40, 0.42, 0.41, 0.40], "no difference shown at 4 seeds"),
         (None, OURS, "no verdict: uniform was not run at its rate (0.0004)"),
+        (
+            [0.5, 0.5, None, None],
+            OURS,
+            "no verdict: too few seeds (2 paired with uniform at its rate 0.0004, 3 needed)",
+        ),
         (None, GRPO, "no difference shown at 4 seeds"),
     ],
 )
@@ -216,7 +221,7 @@ def test_a_claim_holds_at_both_rates(same, ours, words):
     alone = compare([one for one in cells if "@" not in one.method])
     assert gear.difference_interval == alone.verdicts[1].difference_interval
     assert (gear.at_its_rate is None) == (same is None)
-    if same:
+    if same and None not in same:
         assert gear.at_its_rate.difference == pytest.approx((sum(ours) - sum(same)) / 4)
 
 
