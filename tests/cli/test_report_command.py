@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from support.commands import gear
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -20,13 +22,31 @@ def test_the_page_is_made_beside_each_file_that_is_given(tmp_path):
         assert ("oracle are not corrected" in page) == ("errands" in task), "the first has no oracle"
 
 
-def test_a_damaged_line_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda text: text.replace('"seed":0', '"sed":0', 1), "line 2: seed: Field required; give"),
+        (lambda text: "\n" + text.replace('"seed":0', '"sed":0', 1), "line 3: seed: Field required; give"),
+        (lambda text: text.partition("\n")[0], "it holds no run; give"),
+        (lambda text: "", "it holds no run; give"),
+        (lambda text: text + "\n", None),
+    ],
+)
+def test_a_damaged_line_is_named_and_an_empty_one_skipped(damage, fault, tmp_path):
     file = tmp_path / "chain_hard.jsonl"
-    text = (RESULTS / file.name).read_text(encoding="utf-8")
-    file.write_text(text.replace('"seed":0', '"sed":0', 1))
+    file.write_text(damage((RESULTS / file.name).read_text(encoding="utf-8")))
     done = gear("report", str(file))
-    assert done.returncode == 2 and f"gear: {file}: line 2: seed: Field required; give" in done.stderr, (
-        done.stderr
+    assert done.returncode == (2 if fault else 0), done.stderr
+    assert not fault or f"gear: {file}: {fault}" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("state", ["{}", "[]", '{"log_history": [{"step"'])
+def test_a_damaged_state_of_the_trainer_is_named(state, tmp_path):
+    (tmp_path / "trainer_state.json").write_text(state)
+    done = gear("report", ".", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "gear: trainer_state.json is damaged: it has no log_history; move it away\n",
     )
 
 

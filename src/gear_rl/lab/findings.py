@@ -62,12 +62,14 @@ def read_runs(path: Path) -> Findings:
     >>> read_runs(file).comparison.failed
     (('uniform', 0, 'killed'),)
     """
-    first, *lines = path.read_text(encoding="utf-8").splitlines()
+    text = path.read_text(encoding="utf-8").splitlines()
+    lines = [(number, line) for number, line in enumerate(text, start=1) if line.strip()]
+    if len(lines) < 2:
+        raise ValueError("it holds no run")
     number, cells = 1, list[Cell]()
     try:
-        head = _Head.model_validate_json(first)
-        for line in lines:
-            number += 1
+        head = _Head.model_validate_json(lines[0][1])
+        for number, line in lines[1:]:
             cells.append(Cell.model_validate_json(line))
     except ValidationError as error:
         fault = error.errors()[0]

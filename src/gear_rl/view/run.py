@@ -58,7 +58,10 @@ def save_run_page(folder: Path) -> Path:
             f"{folder} holds no run: there is no trainer_state.json in it, nor in a checkpoint; gear train "
             "writes it, trainer.save_state() in Python"
         )
-    history = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
+    try:
+        history = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(f"{states[-1]} is damaged: it has no log_history; move it away") from None
     records, settings = folder / RECORDS, folder / "gear.yaml"
     pages = Environment(
         loader=PackageLoader("gear_rl.view"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
