@@ -35,8 +35,9 @@ with tempfile.TemporaryDirectory() as folder:
     said = []
     done = export(read_run(None, words), Path(folder), say=said.append)
     assert done == {"train": 4096, "test": 8} and any("some_setting_of_trl" in text for text in said), done
-with pytest.raises(InputError, match="learning_rate"):
-    read_run(None, [*words, "--learning_rate", "fast"])
+for setting, value in (("learning_rate", "fast"), ("num_generations", "0")):
+    with pytest.raises(InputError, match=setting):
+        read_run(None, [*words, f"--{setting}", value])
 """,
     "gear score, of an agent and of a user's file": """
 import json, sys, tempfile

@@ -37,6 +37,14 @@ def test_a_file_and_its_overrides_become_typed_settings(tmp_path):
     [
         (["--modle", "x"], "modle: no such setting; did you mean model?"),
         (["--learnin_rate", "1"], "learnin_rate: no such setting; did you mean learning_rate?"),
+        (["--eval_dataset", "{}"], "eval_dataset: {}; give text, or a mapping of length 1 or more, or None"),
+        (["--lora.r", "eight"], "lora.r: 'eight'; give a whole number of 1 or more"),
+        (["--lora_dropout", "2"], "lora.lora_dropout: 2; give a number from 0 to 1"),
+        (["--num_generations", "0"], "num_generations: 0; give a whole number of 2 or more"),
+        (
+            ["--max-completion-length", "null"],
+            "max_completion_length: None; give a whole number of 1 or more",
+        ),
         (["--reward", "null"], "reward: missing; give it in the file or as --reward VALUE"),
     ],
 )
@@ -88,7 +96,9 @@ def test_a_word_that_yaml_may_not_mean_stays_text(word):
     assert parse_word(word) == word and parse_word(f"[{word}]") == [word]
 
 
-@pytest.mark.parametrize("text", ["007", "1.10", "{prompt}", "[a]", "Q: {prompt}\nA: 1 # the answer", "7e12345", ".5e3"])
+@pytest.mark.parametrize(
+    "text", ["007", "1.10", "{prompt}", "[a]", "Q: {prompt}\nA: 1 # the answer", "7e12345", ".5e3"]
+)
 def test_a_text_setting_takes_the_word_as_it_stands_and_a_file_too(text, tmp_path):
     config = load_config(None, [*BASE, "--run_name", text])
     assert config.trainer["run_name"] == text
@@ -101,10 +111,16 @@ def test_a_text_setting_takes_the_word_as_it_stands_and_a_file_too(text, tmp_pat
     [
         (["--credit.of.alpha 1", "--credit shuffled"], "credit", {"name": "shuffled", "of": {"alpha": 1}}),
         (["--credit.alpha 2", "--credit gear:tokens"], "credit", {"name": "gear:tokens", "alpha": 2}),
+        (["--tools my.mod:f", "--beta 0"], "tools", ["my.mod:f"]),
+        (
+            ["--reward_weights 1", "--report_to wandb"],
+            "trainer",
+            {"report_to": "wandb", "reward_weights": [1.0]},
+        ),
         (["--lora_r 8", '--lora {"r":4}'], "lora", {"r": 8}),
     ],
 )
-def test_a_setting_within_another_counts_in_any_order(words, setting, value):
+def test_a_setting_within_another_and_one_word_of_a_list_count_in_any_order(words, setting, value):
     for order in (words, words[::-1]):
         pairs = [word for pair in order for word in pair.split(" ")]
         assert getattr(load_config(None, [*BASE, *pairs]), setting) == value

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,8 +23,18 @@ from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.method_builder import put_setting
 from gear_rl.runs.trl_names import NAMES, with_our_names
-from gear_rl.settings import checked_value, fault_in
+from gear_rl.settings import Count, Share, checked_value, fault_in
 from gear_rl.yaml_values import parse_word, read_yaml, yaml_text
+
+NARROWER: dict[str, Any] = {
+    "num_generations": Annotated[int, Field(ge=2)],
+    "max_completion_length": Count,
+    "per_device_train_batch_size": Count,
+    "gradient_accumulation_steps": Count,
+}
+"""Settings of TRL whose declared types allow what no run can have."""
+_LORA: dict[str, Any] = {"r": Count, "lora_alpha": float, "lora_dropout": Share}
+"""Arguments of peft that are checked before a model is loaded; peft itself checks none."""
 
 
 class RunConfig(BaseModel):
@@ -49,7 +59,7 @@ class RunConfig(BaseModel):
     """Split of a hub dataset."""
     held_out: int | float | None = None
     """Rows (or their share) kept for evaluation where there is no eval_dataset."""
-    eval_dataset: str | dict[str, str] | None = None
+    eval_dataset: str | Annotated[dict[str, str], Field(min_length=1)] | None = None
     """Like dataset; or {tier: dataset}, evaluated separately. Solved at eval_steps."""
     eval_split: str = "test"
     """Split of a hub eval dataset."""
@@ -107,6 +117,8 @@ def load_config(
         hint = fields[key].annotation if key in fields else trainer_types.get(key)
         # `--run_name 007`: a text setting takes the word as it stands, unless it is null or quoted.
         is_text = hint in (str, str | None) and not isinstance(value, str | bool | None)
+        if "list" in str(hint) and not _fits(value, hint) and _fits([value], hint):
+            value = [value]  # `--reward_weights 1.0`: one word of a list, as TRL's flags take it
         put_word(values, key, text if is_text else value)
     values = with_our_names(values)  # --use_peft
     if values.get("resume_from_checkpoint") is True:
@@ -128,6 +140,9 @@ def load_config(
             )
         else:
             trainer[name] = value
+    lora = own.get("lora")
+    for name in _LORA.keys() & (lora if isinstance(lora, dict) else {}):
+        checked_value(f"lora.{name}", lora[name], _LORA[name])
     dataset = str(own.get("dataset"))
     if own.get("environment") is None and dataset.partition("/")[0] == "arena":
         own["environment"] = "arena" if get_task(dataset_task(dataset)[0]).agent else None
@@ -139,6 +154,14 @@ def load_config(
         return RunConfig(**own, trainer=trainer)
     except ValidationError as error:
         raise InputError(fault_in(error, hints, own)) from None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    try:
+        checked_value("", value, hint)
+    except InputError:
+        return False
+    return True
 
 
 def load_outline(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -224,4 +247,5 @@ def trainer_settings() -> dict[str, Any]:
     hints = typing.get_type_hints(GEARConfig, include_extras=True)
     # Floats for TRL, where less than 1 is a share of the run; a number of steps stays one.
     hints |= {name: int | hints[name] for name in ("logging_steps", "save_steps", "eval_steps")}
+    hints |= NARROWER
     return {f.name: hints.get(f.name, Any) for f in dataclasses.fields(GEARConfig) if f.init}

@@ -25,7 +25,7 @@ from gear_rl.method_builder import credit_settings
 from gear_rl.methods import METHODS
 from gear_rl.runs.model_wheels import resolve_model
 from gear_rl.runs.resolved import OUTPUT_DIR
-from gear_rl.runs.run_config import RunConfig, load_config
+from gear_rl.runs.run_config import NARROWER, RunConfig, load_config
 from gear_rl.runs.trl_run import arena_model, is_arena, load_data, load_environment
 from gear_rl.runs.verl.hydra_settings import SECTION, read_settings
 from gear_rl.settings import settings_hints
@@ -103,7 +103,7 @@ def read_run(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfi
     if find_spec("trl") is not None:
         return load_config(path, overrides)
     known: dict[str, Any] = {k: type(v) for k, v in DEFAULTS.items() if v is not None and k != "report_to"}
-    known |= settings_hints(CreditConfig)
+    known |= settings_hints(CreditConfig) | NARROWER
     return load_config(path, overrides, types=known)
 
 
