@@ -98,9 +98,20 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     [
         ({"tokens": ["a"]}, "ids has 3 entries for 1 tokens"),
         ({"signals": {"d": [1.0]}}, "d has 1 entries for 3 tokens"),
+        ({"tokens": None}, "tokens is None and no list"),
+        ({"tokens": [1, 2, 3]}, "tokens.0: Input should be a valid string"),
+        ({"credit": "abc"}, "credit is 'abc' and no list"),
+        ({"credit": ["a", 1, 2]}, "credit.0: Input should be a valid number"),
+        ({"mask": [1, None, 1]}, "mask.1: Input should be a finite number"),
+        ({"signals": None}, "signals is None and no list"),
+        ({"signals": {"d": None}}, "d is None and no list"),
+        ({"reward": "x"}, "reward: Input should be a valid number"),
+        ({"prompt": None}, "prompt: Input should be a valid string"),
+        ({"method": None}, "method: Input should be a valid string"),
+        ({"format": "1.0x"}, "format: Input should be a valid integer"),
     ],
 )
-def test_a_field_of_another_length_is_named(tmp_path, changed, message):
+def test_a_field_of_another_length_or_type_is_named(tmp_path, changed, message):
     (tmp_path / "r.jsonl").write_text(json.dumps(json.loads(record().to_json()) | changed))
-    with pytest.raises(ValueError, match=f"not a credit record, {message}"):
+    with pytest.raises(ValueError, match=rf"r\.jsonl, line 1: not a credit record, {message}"):
         list(read_records(tmp_path / "r.jsonl"))

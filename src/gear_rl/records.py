@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast, get_origin
 
+from pydantic import TypeAdapter, ValidationError
+
 from gear_rl.files import replace_file
 
 logger = logging.getLogger(__name__)
@@ -81,6 +83,7 @@ class Record:
         return json.dumps(short, ensure_ascii=False, separators=(",", ":"))
 
 
+_RECORD = TypeAdapter(Record)
 _NAMES = [f.name for f in fields(Record)]
 _FIELDS = {*_NAMES}
 _PER_TOKEN = [f.name for f in fields(Record) if get_origin(f.type) is list]
@@ -118,7 +121,11 @@ def _record(line: bytes) -> Record:
     if missing:
         raise ValueError(f"not a credit record, it lacks {', '.join(sorted(missing))}")
     known = {name: value for name, value in row.items() if name in _FIELDS}
-    for name, values in ({name: known[name] for name in _PER_TOKEN} | known.get("signals", {})).items():
+    signals: Any = known.get("signals", {})
+    signals = signals if isinstance(signals, dict) else {"signals": signals}
+    for name, values in ({name: known[name] for name in _PER_TOKEN} | signals).items():
+        if not isinstance(values, list):
+            raise ValueError(f"not a credit record, {name} is {values!r:.40} and no list")
         if len(values) != len(known["tokens"]):
             raise ValueError(
                 f"not a credit record, {name} has {len(values)} entries for {len(known['tokens'])} tokens"
@@ -126,9 +133,13 @@ def _record(line: bytes) -> Record:
         values[:] = [math.nan if value is None else value for value in values]
     if known["advantage"] is None:
         known["advantage"] = math.nan
-    if row["format"] > FORMAT:
+    if isinstance(row["format"], int) and row["format"] > FORMAT:
         raise ValueError(f"format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl")
-    return Record(**known)
+    try:
+        return _RECORD.validate_python(known)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ValueError(f"not a credit record, {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
 
 
 class RecordWriter:
