@@ -62,18 +62,17 @@ def read_runs(path: Path) -> Findings:
     >>> read_runs(file).comparison.failed
     (('uniform', 0, 'killed'),)
     """
-    text = path.read_text(encoding="utf-8").splitlines()
-    lines = [(number, line) for number, line in enumerate(text, start=1) if line.strip()]
-    if len(lines) < 2:
+    read = list[Any]()
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            if line.strip():
+                read.append((Cell if read else _Head).model_validate_json(line))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise ValueError(f"line {number}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+    if len(read) < 2:
         raise ValueError("it holds no run")
-    number, cells = 1, list[Cell]()
-    try:
-        head = _Head.model_validate_json(lines[0][1])
-        for number, line in lines[1:]:
-            cells.append(Cell.model_validate_json(line))
-    except ValidationError as error:
-        fault = error.errors()[0]
-        raise ValueError(f"line {number}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+    head, *cells = read
     return Findings(
         **{name: getattr(head, name) for name in _About.model_fields},
         comparison=compare(cells, baseline=head.baseline, ceiling=head.ceiling, outcome=head.outcome),
