@@ -57,13 +57,15 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Names and settings of all; ``InputError`` for two different methods of one name.
+    """Names and settings of all; ``InputError`` for two methods of one name, or a control's name for another.
 
     >>> parse_methods(["uniform", "gear:alpha=0.5"])
     {'uniform': {'name': 'uniform'}, 'gear:alpha=0.5': {'name': 'gear', 'alpha': 0.5}}
     """
     named: dict[str, dict[str, Any]] = {}
     for name, credit in map(parse_method, texts):
+        if name.partition("@")[0] in (BASELINE, CEILING) and credit != parse_method(name)[1]:
+            raise InputError(f"--methods: {name!r} is the name of a control; give {credit} another one")
         if named.setdefault(name, credit) != credit:
             raise InputError(f"--methods: {name!r} stands for {named[name]} and for {credit}; rename one")
     return named
