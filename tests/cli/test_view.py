@@ -58,6 +58,8 @@ def test_it_opens_on_a_completion_whose_mistake_has_the_largest_weight_and_count
     [
         (["a.jsonl", "b.jsonl"], "2 files: only a page shows several; add --html FILE"),
         (["a.jsonl", "c.jsonl", "--html", "page.html"], "c.jsonl does not exist"),
+        (["a.jsonl", "--html", "p.html", "--picture", "p.svg"], "--html: its page has every record; leave"),
+        (["a.jsonl", "--html", "page.html", "--number", "0"], "--html: its page has every record; leave"),
         (["a.jsonl", "--number", "1"], "--number: 1 is not there; a.jsonl has 1 records, from 0"),
         (["bad.jsonl"], "bad.jsonl, line 2: not a credit record, ids has 2 entries"),
         (["bad.jsonl", "--html", "page.html"], "bad.jsonl, line 2: not a credit record, ids has 2 entries"),

@@ -28,6 +28,8 @@ def view(
     from gear_rl.view.picture import save_picture
     from gear_rl.view.terminal import choose, rollout_panel
 
+    if html is not None and (picture is not None or number):
+        raise InputError("--html: its page has every record; leave out --picture and --number")
     for file in files:
         if (file / RUNS).exists():
             raise InputError(f"{file} is a comparison, which keeps no completions; open {file}/report.html")
