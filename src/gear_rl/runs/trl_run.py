@@ -162,6 +162,14 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     defaults = {"logging_steps": 1, "report_to": "none"}
     defaults |= machine
     settings = defaults | config.trainer | {"disable_tqdm": True}
+    if (
+        settings.get("eval_strategy", "no") != "no"
+        and config.held_out is None
+        and config.eval_dataset is None
+    ):
+        raise InputError(
+            f"eval_strategy: {settings['eval_strategy']} needs held-out rows; give held_out or eval_dataset"
+        )
     settings["output_dir"] = settings.get("output_dir") or OUTPUT_DIR
     if settings.get("teacher_model") is not None:
         settings["teacher_model"] = resolve_model(str(settings["teacher_model"]), "teacher_model")
