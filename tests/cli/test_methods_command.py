@@ -18,6 +18,11 @@ def test_it_lists_every_method_with_its_cost():
 def test_it_shows_the_settings_of_a_method_and_of_a_mixture():
     assert "onset_threshold" in gear("methods", "gear").stdout
     assert "share" in gear("methods", "gear*stare").stdout
-    for name, fix in (("geer", "did you mean gear?"), ("geer*stare", "credit.first: no method 'geer'")):
+    assert gear("methods", "gear:tokens").stdout == gear("methods", "gear").stdout
+    for name, fix in (
+        ("geer", "did you mean gear?"),
+        ("geer*stare", "credit.first: no method 'geer'"),
+        ("gear:token", "is no setting; write gear:S"),
+    ):
         done = gear("methods", name)
         assert done.returncode == 2 and fix in done.stderr

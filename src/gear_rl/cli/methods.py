@@ -27,7 +27,7 @@ def methods(
     from gear_rl.traits import distillation_of, engine_settings_of, is_additive
 
     costs = json.loads(COSTS.read_text(encoding="utf-8"))
-    if name is not None and COMBINED.search(name):
+    if name is not None and (COMBINED.search(name) or name.partition(":")[0] in METHODS):
         name = build_method(name).name
     if name is not None and name not in METHODS:
         raise InputError(f"no method {name!r}; {did_you_mean(name, METHODS)}")
