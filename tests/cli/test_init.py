@@ -10,13 +10,13 @@ from support.commands import gear
 
 @pytest.mark.parametrize("like", ["maths", "tools"])
 def test_what_it_writes_trains(like, tmp_path):
-    done = gear("init", "mine", "--like", like, cwd=tmp_path)
+    done = gear("init", "my runs", "--like", like, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     cd, train, view, teacher = done.stdout.splitlines()[-4:]
-    assert (cd, view) == ("cd mine", "gear view runs/first")
+    assert (cd, view) == ("cd 'my runs'", "gear view runs/first")
     assert teacher.startswith("gear teacher --config run.yaml  #")
     command, page = train.split("  # writes ")
-    mine = tmp_path / "mine"
+    mine = tmp_path / "my runs"
     done = gear(*command.split()[1:], "--max_steps", "1", cwd=mine)
     assert done.returncode == 0 and (mine / page).is_file(), done.stderr
     assert "co/datasets" not in (mine / "runs/first/README.md").read_text(), "no link to the hub"
@@ -30,7 +30,7 @@ def test_what_it_writes_trains(like, tmp_path):
     # The numbers, the curves, a praised and a blamed completion, the settings.
     assert "<svg" in page and page.count("teacher saw:") == 2 and "max_steps: 1" in page
     edited = (mine / "run.yaml").read_text()
-    again = gear("init", "mine", "--like", like, cwd=tmp_path)
+    again = gear("init", "my runs", "--like", like, cwd=tmp_path)
     assert again.returncode == 2 and "exists; name another folder" in again.stderr
     assert (mine / "run.yaml").read_text() == edited
 

@@ -56,6 +56,9 @@ def test_every_method_meets_every_seed_and_rates_are_tuned_elsewhere():
         (["--task", "errands", "--methods", "sft"], "sft: an agent's answers cannot be imitated"),
         (["--rollouts", "12"], "--rollouts: 12 per step; give a multiple of the 8 of a group"),
         (["--methods", "more=uniform:rollouts=12"], "more: rollouts: 12; give a multiple of 8"),
+        (["--methods", "uniform=gear"], "--methods: 'uniform' is the name of a control; give"),
+        (["--methods", "oracle=gear"], "--methods: 'oracle' is the name of a control; give"),
+        (["--methods", "uniform@0.0001=gear"], "--methods: 'uniform@0.0001' is the name of a control; give"),
         (["--n-eval", "769"], "--n-eval: 769; there are 768 held-out problems to report on"),
     ],
 )
@@ -110,9 +113,12 @@ def test_a_process_that_dies_first_fails_its_own_run_alone(
         return rows
 
     monkeypatch.setattr(compare, "run_cells", died)
-    done = gear("compare", "--seeds", "1", "--rates", "1", "--out", str(tmp_path), "--json")
+    out = str(tmp_path / "my runs")
+    done = gear("compare", "--seeds", "1", "--rates", "1", "--out", out, "--json")
     assert done.returncode == 1 and "4 runs failed; run the same command again" in done.stderr, done.stderr
-    found = json.loads(done.stdout)["comparison"]
+    found = json.loads(done.stdout)
+    assert found["command"] == f"gear compare --seeds 1 --rates 1 --out '{out}' --json"
+    found = found["comparison"]
     assert len(found["failed"]) == 4 and "its process died: killed" in str(found["failed"])
 
 

@@ -102,11 +102,12 @@ def test_a_run_is_resumed_or_replaced(used):
 
 def test_records_without_a_checkpoint_are_kept_and_the_run_begins_anew(used):
     folder, call = used
-    (folder / "early").mkdir()
-    (folder / "early" / "records.jsonl").write_text("ended before a checkpoint\n")
-    done = call("--max_steps", "1", "--output_dir", "early")
+    (folder / "so early").mkdir()
+    (folder / "so early" / "records.jsonl").write_text("ended before a checkpoint\n")
+    done = call("--max_steps", "1", "--output_dir", "so early")
     assert done.returncode == 0, done.stderr
-    assert (folder / "early" / "records.1.jsonl").read_text() == "ended before a checkpoint\n"
+    assert done.stdout.endswith("saved so early; open so early/report.html, or: gear view 'so early'\n")
+    assert (folder / "so early" / "records.1.jsonl").read_text() == "ended before a checkpoint\n"
 
 
 def test_fewer_rows_than_a_batch_takes_are_refused(used):
@@ -124,8 +125,8 @@ def test_a_base_model_without_a_chat_template_is_one_line(used, tiny_model):
     teacher = ["teacher", "--config", "run.yaml", "--model", "base", "--credit", "gear"]
     for done in (call(*words), gear(*teacher, cwd=folder)):
         one_line(done, "chat_template_path: the prompts are messages, and", "text prompts (chat: false)")
-    done = call(*words, "--chat", "false", "--reward", "math")
-    assert done.returncode == 0, done.stderr
+    done = call(*words, "--chat", "false", "--reward", "math", "--record_file", "null")
+    assert done.returncode == 0 and "gear view" not in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("words", [["--dry-run"], ["--smoke"], []])
@@ -140,6 +141,9 @@ def test_a_dry_run_reads_the_rows(used):
     one_line(
         call("--dry-run", "--columns.solution", "task"), "columns.solution: rows.jsonl has no column 'task'"
     )
+    for dry in (["--dry-run"], []):
+        done = call(*dry, "--output_dir", "judged", "--eval_strategy", "steps")
+        one_line(done, "eval_strategy: steps needs held-out rows; give held_out or eval_dataset")
     words = ["--credit", "gear", "--privileged_column", "hint"]
     one_line(call("--dry-run", *words), "the columns are prompt, answer, without 'hint'")
     words = ["--columns.gold", "answer", "--reward", "support.desk:short_answer"]
@@ -209,6 +213,7 @@ def test_records_outside_of_the_folder_are_never_replaced(used):
     assert done.returncode == 0, done.stderr
     three = contents(folder / "three") | {records: records.read_bytes()}
     assert len(three[records].splitlines()) == 8
+    assert done.stdout.endswith(", or: gear view three/../shared.jsonl\n")
     for more in ([], ["--overwrite"], ["--resume_from_checkpoint", "three/checkpoint-1"]):
         done = call("--max_steps", "2", *words, *more)
         one_line(done, "record_file: three/../shared.jsonl holds records already", "name a new file")

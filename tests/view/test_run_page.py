@@ -36,10 +36,11 @@ def test_the_head_names_method_model_data_day_and_versions(tmp_path):
 
 
 def test_a_run_without_a_comparison_says_so(tmp_path):
-    command = f"gear compare --config {tmp_path / 'mine' / 'gear.yaml'} --quick"
-    assert command in page_of(tmp_path / "mine")
+    command = f"gear compare --config '{tmp_path / 'my run' / 'gear.yaml'}' --quick"
+    page = page_of(tmp_path / "my run")
+    assert command in page and f"gear view '{tmp_path / 'my run'}' --html" in page
     (tmp_path / "comparison.jsonl").touch()
-    page = page_of(tmp_path / "mine")
+    page = page_of(tmp_path / "my run")
     assert command not in page and "The comparison beside it says" in page
 
 

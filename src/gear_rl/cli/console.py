@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import signal
 import sys
 import time
@@ -37,8 +38,8 @@ def say(text: str) -> None:
 
 
 def command_line(program: str = "gear") -> str:
-    """The command that is running, for reports."""
-    return " ".join([program, *sys.argv[1:]])
+    """The command that is running, for reports, as a shell reads it."""
+    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
 
 
 def is_given(context: typer.Context, name: str) -> bool:

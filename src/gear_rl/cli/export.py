@@ -1,5 +1,6 @@
 """``gear export``: a configuration of ``gear train`` for another engine."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -32,4 +33,6 @@ def verl(
     done = export(read_run(config, context.args), out, gpus=gpus, prompt_tokens=prompt_tokens, say=say)
     for name, rows in done.items():
         typer.echo(f"wrote {out / name}.parquet ({rows} rows)")
-    typer.echo(f"start it, where verl is installed, with: bash {out.resolve() / 'launch.sh'}")
+    typer.echo(
+        f"start it, where verl is installed, with: bash {shlex.quote(str(out.resolve() / 'launch.sh'))}"
+    )

@@ -1,6 +1,7 @@
 """``gear init``: the files of a first run, to be replaced by one's own."""
 
 import json
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,7 +44,8 @@ def init(
     ]
     if like == "verl":
         run = ["gear export verl --config run.yaml --out verl --gpus 1", "bash verl/launch.sh"]
-    typer.echo("\n".join([f"wrote {', '.join(sorted(texts))} in {folder}; now:\n", f"cd {folder}", *run]))
+    cd = f"cd {shlex.quote(str(folder))}"
+    typer.echo("\n".join([f"wrote {', '.join(sorted(texts))} in {folder}; now:\n", cd, *run]))
 
 
 def _row(seed: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """``gear train``: a run from a configuration."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,6 +79,7 @@ def train_with_report(config: "RunConfig", *, overwrite: bool, source: Path | No
     """Train with a line for every step, and leave a page of the run."""
     from gear_rl.cli.progress import ProgressLine
     from gear_rl.health import conclusion
+    from gear_rl.records import RECORDS
     from gear_rl.runs.resolved import how_to_go_on
     from gear_rl.runs.trl_run import train as run
     from gear_rl.view.run import save_run_page
@@ -96,7 +98,9 @@ def train_with_report(config: "RunConfig", *, overwrite: bool, source: Path | No
             ended.add_note(how_to_go_on(config))
         raise
     if trainer.is_world_process_zero():
-        folder = trainer.args.output_dir
+        folder, records = trainer.args.output_dir, trainer.run_folder.records
         page = save_run_page(Path(folder))
         typer.echo(conclusion(trainer.state.log_history))
-        typer.echo(f"saved {folder}; open {page}, or: gear view {folder}")
+        shown = records and (records.parent if records.name == RECORDS else records)
+        view = f", or: gear view {shlex.quote(str(shown))}" if shown else ""
+        typer.echo(f"saved {folder}; open {page}{view}")

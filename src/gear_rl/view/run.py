@@ -6,6 +6,7 @@ Reads what a run leaves in its folder: ``trainer_state.json``, the records, ``ge
 import io
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,7 +76,7 @@ def save_run_page(folder: Path) -> Path:
         ends=_ends(history),
         baseline=_baseline(folder),
         viewer=(folder / "credit.html").is_file(),
-        folder=folder,
+        folder=shlex.quote(str(folder)),
         conclusion=conclusion(history),
         numbers=list(_numbers(history)),
         curves=Markup(curves_svg(history)),
@@ -117,7 +118,7 @@ def _baseline(folder: Path) -> str:
         return "The comparison beside it says whether the method is better than GRPO."
     return (
         "This run has no baseline, so it does not say whether the method is better than GRPO: "
-        f"gear compare --config {folder / 'gear.yaml'} --quick"
+        f"gear compare --config {shlex.quote(str(folder / 'gear.yaml'))} --quick"
     )
 
 
