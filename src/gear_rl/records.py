@@ -3,6 +3,8 @@
 Engines write it, the viewer and the laboratory read it. It contains the privileged context.
 """
 
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 import json
 import logging
 import math
@@ -121,9 +123,10 @@ def _record(line: bytes) -> Record:
     if missing:
         raise ValueError(f"not a credit record, it lacks {', '.join(sorted(missing))}")
     known = {name: value for name, value in row.items() if name in _FIELDS}
-    signals: Any = known.get("signals", {})
-    signals = signals if isinstance(signals, dict) else {"signals": signals}
-    for name, values in ({name: known[name] for name in _PER_TOKEN} | signals).items():
+    signals = known.get("signals", {})
+    lists = {name: known[name] for name in _PER_TOKEN}
+    lists |= signals if isinstance(signals, dict) else {"signals": signals}
+    for name, values in lists.items():
         if not isinstance(values, list):
             raise ValueError(f"not a credit record, {name} is {values!r:.40} and no list")
         if len(values) != len(known["tokens"]):

@@ -56,9 +56,6 @@ def test_every_method_meets_every_seed_and_rates_are_tuned_elsewhere():
         (["--task", "errands", "--methods", "sft"], "sft: an agent's answers cannot be imitated"),
         (["--rollouts", "12"], "--rollouts: 12 per step; give a multiple of the 8 of a group"),
         (["--methods", "more=uniform:rollouts=12"], "more: rollouts: 12; give a multiple of 8"),
-        (["--methods", "uniform=gear"], "--methods: 'uniform' is the name of a control; give"),
-        (["--methods", "oracle=gear"], "--methods: 'oracle' is the name of a control; give"),
-        (["--methods", "uniform@0.0001=gear"], "--methods: 'uniform@0.0001' is the name of a control; give"),
         (["--n-eval", "769"], "--n-eval: 769; there are 768 held-out problems to report on"),
     ],
 )

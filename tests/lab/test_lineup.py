@@ -20,3 +20,7 @@ def test_a_list_of_methods_is_split_between_methods():
     assert placebo == RandomOnsets(of=Gear(aligned="one", clip=(0.5, 2.0)), seed=3)
     with pytest.raises(InputError, match=r"'own' stands for .* rename one"):
         parse_methods(["own=rlsd:", "own=gear:"])
+    for name in ("uniform", "oracle", "uniform@0.0001"):
+        with pytest.raises(InputError, match=f"--methods: '{name}' is the name of a control; give .*gear"):
+            parse_methods([f"{name}=gear"])
+    assert parse_methods(["uniform=uniform", "oracle"]).keys() == {"uniform", "oracle"}

@@ -330,12 +330,11 @@ def _in_words(
         "better" if own.interval.low > 0 else "worse" if own.interval.high < 0 else "no difference shown"
     )
     if kind != "no difference shown":
-        rate = f"{runs.rate(method) or 0:g}"
-        if same is None:
-            return "no verdict", f"no verdict: {runs.baseline} was not run at its rate ({rate})"
-        if same.interval is None:
-            few = f"{same.num_pairs} paired with {runs.baseline} at its rate {rate}, {LEAST} needed"
-            return "no verdict", f"no verdict: too few seeds ({few})"
+        if same is None or same.interval is None:
+            why = f"{runs.baseline} was not run at its rate ({runs.rate(method):g})"
+            if same is not None:
+                why = f"too few seeds ({same.num_pairs} paired with {runs.baseline} at its rate, {LEAST} needed)"
+            return "no verdict", f"no verdict: {why}"
         if (same.interval.low <= 0) if kind == "better" else (same.interval.high >= 0):
             kind = "no difference shown"
     lost = len(runs.lost(runs.baseline))

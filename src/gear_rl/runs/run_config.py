@@ -140,9 +140,10 @@ def load_config(
             )
         else:
             trainer[name] = value
-    lora = own.get("lora")
-    for name in _LORA.keys() & (lora if isinstance(lora, dict) else {}):
-        checked_value(f"lora.{name}", lora[name], _LORA[name])
+    lora = own.get("lora") or {}
+    for name, hint in _LORA.items():
+        if isinstance(lora, dict) and name in lora:
+            checked_value(f"lora.{name}", lora[name], hint)
     dataset = str(own.get("dataset"))
     if own.get("environment") is None and dataset.partition("/")[0] == "arena":
         own["environment"] = "arena" if get_task(dataset_task(dataset)[0]).agent else None
