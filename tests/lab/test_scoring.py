@@ -152,7 +152,7 @@ MARKED = ["--data", "mine.jsonl", "--model", "arena"]
         (["--data", "mine.jsonl"], "--model: missing"),
         ([*MARKED, "--credit.alpha", "1"], "--credit.alpha: not possible"),
         ([*MARKED, "--methods", "crpo"], "gear: --methods: crpo: style: no reward function 1"),
-        (["--methods", "gear,ours=oracle"], "--methods: 'ours' is the ceiling of every score already"),
+        (["--methods", "gear,oracle"], "--methods: 'oracle' is the ceiling of every score already"),
     ],
 )
 def test_bad_input_is_one_line(words, message, tmp_path):
