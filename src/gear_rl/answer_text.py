@@ -15,8 +15,8 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(r"(?<!#)####(?!#)(?![ \t]*+(?:\d++[.)][ \t]++)?+[^\W\d_]{2,}+(?!\W*\Z))")
 """GSM8K's. A line that begins with a word or "1. Word" is a heading, unless that word ends the text."""
 _SAID = re.compile(
-    r"(?:\b(?:answer|(?:correct|right) (?:option|choice))"
-    r"(?:[^\n.:=]{0,40}?\b(?:is|are)\b|\s*\d*\s*(?:\([^()\n]*\)\s*)?[:=])|答案[^\n,。]{0,10}?[:=是为])"
+    r"(?:\b(?:answer|(?:correct|right) (?:option|choice)(?= is\W+[A-J]\b))"
+    r"(?:[^\n.:=]{0,40}?\b(?:is|are)\b|\s*+\d*+\s*+(?:\([^()\n]*\)\s*+)?[:=])|答案[^\n,。]{0,10}?[:=是为])"
     r"[\s:是为*}]*+(?!not\b)(?=(.{1,400}))",
     re.IGNORECASE,
 )

@@ -46,7 +46,7 @@ def test_a_damaged_state_of_the_trainer_is_named(state, tmp_path):
     done = gear("report", ".", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (
         2,
-        "gear: trainer_state.json is damaged: it has no log_history; move it away\n",
+        "gear: trainer_state.json is damaged: no log_history can be read; move it away\n",
     )
 
 

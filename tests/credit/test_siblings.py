@@ -281,7 +281,8 @@ def test_a_process_may_have_fewer_completions_than_another():
 def test_rewards_may_be_whole_numbers():
     whole = dataclasses.replace(rollouts(rewards=[1.0, -1.0] * 4), rewards=[1, -1] * 4)
     _, result, _ = passed(Gigpo(), whole)
-    assert result.signals.get("reward_B").tolist() == [1.0, -1.0] * 4
+    reward_B = result.signals.get("reward_B")
+    assert reward_B.dtype == torch.float32 and reward_B.tolist() == [1.0, -1.0] * 4
 
 
 def test_without_a_row_the_others_have_no_such_sibling():

@@ -121,6 +121,8 @@ LETTERS = [
     (r"\boxed{(A) (B)}", "A", 0.0),
     (r"\boxed{A) B) C)}", "A", 0.0),
     (r"\boxed{A;B;C;D}", "A", 0.0),
+    ("The answer is B; I checked it.", "B", 1.0),
+    ("The answer is C; A and B are too small.", "C", 1.0),
     ("The answer is (C) or (D).", "D", 0.0),
     ("The answer is not (A).", "A", 0.0),
     ("It is not (A) or (B) but (C).", "C", 1.0),
@@ -243,6 +245,11 @@ NUMBERS = [
     (r"\boxed{18.0}", 18, 1.0),
 ]
 FORMULAS = [
+    (r"\boxed{(x, y) = (1, 2)}", "(x,y)=(1,2)", 1.0),
+    (r"\boxed{A = \{1, 2\}}", r"A=\{1,2\}", 1.0),
+    ("The interval is $x = (-1, 2]$.", "x=(-1,2]", 1.0),
+    (r"\boxed{M = (3, 5)}", "M=(3,4)", 0.0),
+    (r"\boxed{√2.25}", "1.5", 1.0),
     (r"\boxed{x²+2x+1}", "(x+1)^2", 1.0),
     (r"\boxed{\neq 5}", "5", 0.0),
     (r"\boxed{x \ne 5}", r"x \neq 5", 1.0),

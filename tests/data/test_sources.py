@@ -66,7 +66,7 @@ def test_a_file_of_another_format_is_named(tmp_path, name, text, reason):
 
 def test_a_file_has_no_other_split(tmp_path):
     file = written(tmp_path, "a.jsonl", '{"prompt": "a"}')
-    with pytest.raises(InputError, match=r"a\.jsonl has no split 'test', a file has only 'train'; leave"):
+    with pytest.raises(InputError, match=r"a\.jsonl has no split 'test': a file has only 'train'; leave"):
         load_rows(file, split="test", chat=False)
 
 

@@ -21,6 +21,6 @@ def test_a_list_of_methods_is_split_between_methods():
     with pytest.raises(InputError, match=r"'own' stands for .* rename one"):
         parse_methods(["own=rlsd:", "own=gear:"])
     for name in ("uniform", "oracle", "uniform@0.0001"):
-        with pytest.raises(InputError, match=f"--methods: '{name}' is the name of a control; give .*gear"):
+        with pytest.raises(InputError, match=f"--methods: '{name}' is the name of a control; choose .* gear"):
             parse_methods([f"{name}=gear"])
     assert parse_methods(["uniform=uniform", "oracle"]).keys() == {"uniform", "oracle"}

@@ -206,7 +206,7 @@ GRPO, OURS = [0.60, 0.62, 0.61, 0.60], [0.70, 0.72, 0.71, 0.70]
         (
             [0.5, 0.5, None, None],
             OURS,
-            "no verdict: too few seeds (2 paired with uniform at its rate, 3 needed)",
+            "no verdict: too few seeds (2 paired with uniform at the method's rate, 3 needed)",
         ),
         (None, GRPO, "no difference shown at 4 seeds"),
     ],

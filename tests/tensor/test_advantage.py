@@ -17,6 +17,7 @@ def test_worked_by_hand():
     torch.testing.assert_close(larger, torch.tensor([-0.5, 0.0, 0.5]))
     unscaled = group_relative_advantage(reward_B, group_size=3, scale=False)
     assert unscaled.tolist() == [-2.0, 0.0, 2.0, -1.0, -1.0, 2.0]
+    assert torch.equal(group_relative_advantage(reward_B.long(), group_size=3, epsilon=0.0), found)
 
 
 def test_equal_rewards_and_a_group_of_one_have_no_advantage():

@@ -44,6 +44,7 @@ _INSTEAD = {
     "credit": "the methods are those of --methods; write --methods gear:alpha=0.5",
     "seed": "every method has the seeds 0, 1, ...; give their number as --seeds",
     "num_train_epochs": "a comparison has a number of optimizer steps; give --steps",
+    "resume_from_checkpoint": "a comparison resumes by itself from the folder of --out; leave it out",
     "max_steps": "--steps is given too; leave one of them out",
 }
 """Flags of ``gear train`` that would not count, and what to do instead; a file may have them."""

@@ -120,7 +120,7 @@ def checksum(prompt: Any) -> float:
 
 
 def prompt_fault(prompt: Any, images: bool = True) -> str | None:
-    """The fault of a prompt; None for text or chat messages whose last question is not empty and waits.
+    """The fault of a prompt; None for text or chat messages whose last question is not empty and not answered.
 
     Without ``images`` in the row, a block of an image has to hold it.
 

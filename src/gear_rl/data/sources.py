@@ -58,7 +58,7 @@ def read(name: str, config: str | None, split: str, *, limit: int | None = None)
         return _generated_rows(name, split == "train", limit)
     if is_file(name) and split != "train":
         raise InputError(
-            f"dataset: {name} has no split {split!r}, a file has only 'train'; leave the split out"
+            f"dataset: {name} has no split {split!r}: a file has only 'train'; leave the split out"
         )
     try:
         if is_file(name):
@@ -145,7 +145,7 @@ def read_text(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if separator is not None:
             csv.field_size_limit(2**31 - 1)
             rows: Any = csv.DictReader(lines(), strict=True, delimiter=separator)
-            if twice := [name for name, count in Counter(rows.fieldnames).items() if count > 1]:
+            if twice := [name for name, count in Counter(rows.fieldnames).items() if name and count > 1]:
                 raise ValueError(f"two columns are called {twice[0]!r}; rename one")
         elif _ONE_OBJECT.match(content):
             raise ValueError("an object over several lines; write a list of objects, or each on one line")

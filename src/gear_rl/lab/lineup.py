@@ -65,7 +65,9 @@ def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     named: dict[str, dict[str, Any]] = {}
     for name, credit in map(parse_method, texts):
         if name.partition("@")[0] in (BASELINE, CEILING) and credit != parse_method(name)[1]:
-            raise InputError(f"--methods: {name!r} is the name of a control; give {credit} another one")
+            raise InputError(
+                f"--methods: {name!r} is the name of a control; choose another for {credit['name']}"
+            )
         if named.setdefault(name, credit) != credit:
             raise InputError(f"--methods: {name!r} stands for {named[name]} and for {credit}; rename one")
     return named

@@ -333,7 +333,8 @@ def _in_words(
         if same is None or same.interval is None:
             why = f"{runs.baseline} was not run at its rate ({runs.rate(method):g})"
             if same is not None:
-                why = f"too few seeds ({same.num_pairs} paired with {runs.baseline} at its rate, {LEAST} needed)"
+                paired = f"{same.num_pairs} paired with {runs.baseline} at the method's rate"
+                why = f"too few seeds ({paired}, {LEAST} needed)"
             return "no verdict", f"no verdict: {why}"
         if (same.interval.low <= 0) if kind == "better" else (same.interval.high >= 0):
             kind = "no difference shown"

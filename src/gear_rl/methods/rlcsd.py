@@ -79,7 +79,9 @@ class Rlcsd:
             changed = sign * (sign * (advantage + bonus)).clamp(min=0.0)
             advantage = torch.where(modulated, changed, advantage)
             if self.paths != "one":
-                counted = mask & (advantage_B != 0)[:, None]  # of others an engine computes no signal
+                counted = (
+                    mask & (advantage_B != 0)[:, None]
+                )  # an engine computes no signal where the advantage is 0
                 dims = -1 if self.paths == "completion" else (0, 1)
                 kinds = counted, counted & modulated, counted & ~modulated
                 both, most, rest = (x.sum(dims, keepdim=True) for x in kinds)

@@ -231,7 +231,7 @@ def load_data(config: RunConfig) -> tuple[Any, Any]:
     def held_out(name: str) -> Any:
         # The configuration of the same dataset on the hub.
         same = config.dataset_config if name == config.dataset else None
-        split = "train" if is_file(name) else config.eval_split  # which is the hub's
+        split = "train" if is_file(name) else config.eval_split  # eval_split is for datasets of the hub
         return load_rows(name, split=split, config=same, **columns)
 
     named, dataset = config.eval_dataset, load_rows(config.dataset, **training)

@@ -1,12 +1,12 @@
 """The group-relative advantage of GRPO, for examples and tests: an engine brings its own."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Real
 from torch import Tensor
 
 
 def group_relative_advantage(
-    reward_B: Float[Tensor, " B"], group_size: int, epsilon: float = 1e-4, scale: bool = True
+    reward_B: Real[Tensor, " B"], group_size: int, epsilon: float = 1e-4, scale: bool = True
 ) -> Float[Tensor, " B"]:
     """Reward minus the group's mean, over the group's sample standard deviation plus ``epsilon``.
 

@@ -62,7 +62,7 @@ def save_run_page(folder: Path) -> Path:
     try:
         history = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
     except (ValueError, LookupError, TypeError):
-        raise ValueError(f"{states[-1]} is damaged: it has no log_history; move it away") from None
+        raise ValueError(f"{states[-1]} is damaged: no log_history can be read; move it away") from None
     records, settings = folder / RECORDS, folder / "gear.yaml"
     pages = Environment(
         loader=PackageLoader("gear_rl.view"), autoescape=True, undefined=StrictUndefined, trim_blocks=True

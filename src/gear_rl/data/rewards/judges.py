@@ -32,7 +32,7 @@ _LABEL = re.compile(r"\A(?:(?i:option|choice)\s+)?\(?([A-J])(?:[).:]+\s*|\Z)")
 _CHOSEN = re.compile(
     r"\A(?!\W*[A-J](?:(?:\W+[A-J]){2,}|(?:\s+|\)\s*\()[A-J])\W*\Z)"
     r"(?:(?i:the|option|choice|letter|选项?)\s*)*\W*([A-J])(?![\w'\u2019])"
-    r"(?![)\s]*(?:[,;/&|]|or\b|and\b)\s*\(?[A-J]\b)|\A\W*([a-j])\W*\Z"
+    r"(?![)\s]*(?:[,/&|]|or\b|and\b)\s*\(?[A-J]\b)(?!;\s*\(?[A-J]\)?\W*\Z)|\A\W*([a-j])\W*\Z"
 )
 """One letter, with more words behind it or none; two letters are no choice."""
 _BRACKETED = re.compile(r"(?<!not )\(([A-J])\)((?:[\s,;/&|]*+(?:or|and)?+\s*+\([A-J]\))*)")
@@ -52,7 +52,7 @@ _FORMULAS = [
     (re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|°|\\degree\b|\bdegrees?\b)(?:\s*[CF]\b)?"), ""),
     (re.compile(r"\s*\bper ?cent\b"), r"\\%"),
     (re.compile(r"(?<![\w-])(?:negative|minus)\s+(?=[.\d\\])", re.IGNORECASE), "-"),
-    (re.compile(r"√\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+|[a-z]))"), r"\\sqrt{\1\2\3}"),
+    (re.compile(r"√\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+(?:\.\d+)?|[a-z]))"), r"\\sqrt{\1\2\3}"),
     (re.compile(r"(?<=\d)\s*x\s*(?=10\^)"), r"\\times "),
     (re.compile(r"π|(?<![\\A-Za-z])pi\b"), r"\\pi "),
 ]
@@ -216,8 +216,11 @@ class Maths:
         names = gold[0].free_symbols
         if not names:  # sums of numbers, and the constants e and I
             return not (verified(left, own_left) and verified(right, own_right))
-        factor = simplify((left - right) / (own_left - own_right))
-        return not (factor.is_number and factor.is_finite and factor) and not solve(gold[0], names)
+        try:
+            factor = simplify((left - right) / (own_left - own_right))
+            return not (factor.is_number and factor.is_finite and factor) and not solve(gold[0], names)
+        except (TypeError, NotImplementedError):  # sides that are sets or matrices have no difference
+            return False
 
 
 def _without_markup(content: str) -> str:

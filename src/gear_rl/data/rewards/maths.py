@@ -155,7 +155,8 @@ def _gold(value: Any) -> str | None:
 
 
 def _distance(text: str) -> tuple[int, bool]:
-    """How far a text is from the answer itself: its words, or one where it marks the answer; then its working."""
+    """How far a text is from the answer itself: its words, or one where it marks the answer; then its working,
+    a line break, ``;`` or ``=``."""
     if said_answers(text)[0]:
         return 1, False
     return len(_WORDS.findall(text)), _WORKING.search(text) is not None
