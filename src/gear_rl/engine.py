@@ -190,18 +190,14 @@ def own_texts(
 
     A character that several tokens make is the first one's.
     """
-    rows, skip = token_texts(tokenizer, ids, skip_special_tokens=skip_special_tokens), skip_special_tokens
-    for row, own_ids, own in zip(rows, ids, mask, strict=True):
-        sampled, tokens = int_list(own_ids[own]), int_list(own.nonzero()[:, 0])
-        text, parts = tokenizer.decode(sampled, skip_special_tokens=skip), [row[t] for t in tokens]
-        if "".join(parts) != text:
-            places = token_places(tokenizer, sampled, skip_special_tokens=skip)
-            read = [0, *(place.stop for place in places)]
-            parts = [
-                text[max(place.start, begin) : place.stop] for place, begin in zip(places, read, strict=False)
-            ]
-        added = dict(zip(tokens, parts, strict=True))
-        row[:] = [added.get(t, "") for t in range(len(row))]
+    rows = list[list[str]]()
+    for own_ids, own in zip(ids, mask, strict=True):
+        sampled, texts, read = int_list(own_ids[own]), [""] * len(own), 0
+        text = tokenizer.decode(sampled, skip_special_tokens=skip_special_tokens)
+        places = token_places(tokenizer, sampled, skip_special_tokens=skip_special_tokens)
+        for t, place in zip(int_list(own.nonzero()[:, 0]), places, strict=True):
+            texts[t], read = text[max(read, place.start) : place.stop], place.stop
+        rows.append(texts)
     return rows
 
 

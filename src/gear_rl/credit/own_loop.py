@@ -219,10 +219,11 @@ def _check(rollouts: RolloutBatch, method: CreditAssigner, engine: LocalEngine, 
         raise ValueError(f"group, rewards: {method.name!r} compares the completions of a group; give both")
     if "feedback" in sources and not rewarded:
         raise ValueError(f"rewards: {method.name!r} shows the teacher feedback on failures; give rewards")
-    read = {"teacher_contrast": None if contrast in (*CONTRASTS, NO_CONTRAST) else contrast}
-    read |= {"privileged_column": config.privileged_column if "row" in sources else None}
-    for setting, column in read.items():
-        if context and column is not None and not any(column in row for row in rollouts.rows):
+    columns = {"privileged_column": config.privileged_column} if "row" in sources else {}
+    if context and contrast not in (*CONTRASTS, NO_CONTRAST):
+        columns["teacher_contrast"] = contrast
+    for setting, column in columns.items():
+        if column is not None and not any(column in row for row in rollouts.rows):
             raise ValueError(f"{setting}: no row has {column!r}; give a column of the rows")
     if engine.reference is None and "reference_logprob" in names:
         raise ValueError(

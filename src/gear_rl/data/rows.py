@@ -154,13 +154,16 @@ def prompt_fault(prompt: Any, images: bool = True) -> str | None:
             "--columns.prompt messages.:-1 --columns.solution messages.-1.content part them"
         )
     asked = [message.get("content") for message in prompt if message["role"] == "user"][-1:] or contents
-    parts: list[Any] = [part for each in asked for part in ([each] if isinstance(each, str) else each or ())]
-    texts = [
-        part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
-        for part in parts
-    ]
-    said = any(text.strip() if isinstance(text, str) else text for text in texts)
-    return None if said else "prompt is empty"
+    return "prompt is empty" if all(map(_is_blank, asked)) else None
+
+
+def _is_blank(content: Any) -> bool:
+    """Whether a message says nothing: no text but white space, and no image."""
+    if isinstance(content, list):
+        return all(map(_is_blank, content))
+    if isinstance(content, Mapping) and content.get("type") == "text":
+        content = content.get("text")
+    return not (content.strip() if isinstance(content, str) else content)
 
 
 def _own_arguments(prompt: Any) -> Any:

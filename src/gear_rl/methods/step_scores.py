@@ -26,12 +26,11 @@ Use = Literal["rewards", "process_supervision", "weights"]
 
 @settings_class
 class StepScores:
-    """Scores of your own, one per step: from a reward function, an environment or a process reward model.
+    """Scores of steps, from a reward function, an environment or a process reward model.
 
     ``use="rewards"``, ours, **additive**: ``A_t = A + strength (G_k - mean) / std``, with
     ``G_k = sum_{l >= k} discount^(l - k) r_l`` the return from step k on, the mean over the group's steps k, and
-    the deviation of summed scores. ``|G_k - mean|`` counts at most the root of the group's summed squares of
-    sum less mean sum: equal sums give 0. ``use="process_supervision"`` (arXiv:2402.03300, section 4.1.3):
+    the deviation of summed scores; equal sums give 0. ``use="process_supervision"`` (arXiv:2402.03300, 4.1.3):
     ``r`` is normalised over the group's steps, then summed. ``use="weights"``, ours, for scores from 0 to 1:
     ``A_t = A (1 + strength (w_k - 1))``, with ``w`` the score where ``A > 0``, else 1 minus it, over its mean.
     A token outside every step keeps ``A``. Turns may have ``turn_rewards`` instead.
