@@ -135,7 +135,7 @@ SYNCED = {"sync_ref_model": True, "beta": 0.1, "save_strategy": "steps"}
         (Gear(), {"teacher_model": "x"}, {"sharding": "FSDP"}, None),
         (Rlsd(), {}, {"sharding": "DEEPSPEED"}, "teacher_model_kind: 'sync' follows the weights"),
         (Gear(), {}, {"sharding": "DEEPSPEED"}, None),
-        (Gear(), {}, {"sharding": "DEEPSPEED", "starts_as_base": True}, None),
+        (READS, {}, {"sharding": "DEEPSPEED", "starts_as_base": True}, None),
         (Gear(), SYNCED, {"sharding": "FSDP"}, "sync_ref_model: a checkpoint holds a whole copy"),
         (Igpo(), {}, {"images": True}, "teacher's alone, and 'igpo' needs answer_confidence, a pass"),
         *((credit, {}, {"images": True}, None) for credit in (Crpo(), MtGrpo(), Opsd(), Sdpg(), Rlcsd())),

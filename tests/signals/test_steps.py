@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, models
 from transformers import (
     LlamaConfig,
     LlamaForTokenClassification,
@@ -82,15 +82,6 @@ def test_there_are_as_many_steps_as_pieces_with_text(engine, separator, end):
     steps = StepId("separator", separator).compute(written(engine, *(text + end for text in texts)), engine)
     counts = [len([piece for piece in text.split(mark) if piece.strip()]) for text in texts]
     assert (steps.max(-1).values + 1).tolist() == counts == [2, 0, 2, 2, 2, 1, 4]
-
-
-def test_a_tokenizer_that_drops_leading_spaces_has_its_places():
-    words = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "▁three": 2, "s": 3, "<s>": 4}, "s"))
-    words.decoder = decoders.Metaspace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")
-    text = fast.decode([0, 1, 3, 4, 2], skip_special_tokens=True)
-    places = token_places(fast, [0, 1, 3, 4, 2])
-    assert [text[place.start : place.stop] for place in places] == ["one", " two", "s", "", " three"]
 
 
 def test_tokens_of_one_character_share_it(engine):

@@ -11,7 +11,6 @@ from engines import tiny
 from gear_rl import CreditConfig, Gear, LocalEngine, Rlsd, ServedTeacher, make_teacher, token_advantages
 from gear_rl.arena.model import CHAT_TEMPLATE_KWARGS, load, sample
 from gear_rl.arena.task import TEMPLATE, get_task
-from gear_rl.methods import METHODS
 from trl_vllm import runs
 from trl_vllm.server import serving
 
@@ -120,4 +119,3 @@ def test_a_server_that_dies_is_counted_and_the_run_goes_on_or_stops(tmp_path, ca
 def test_a_method_that_needs_more_is_refused(tmp_path, chain_server, name):
     with pytest.raises(ValueError, match=f"teacher_url: (credit )?'{name}' (needs|distils)"):
         runs.train(tmp_path, name, **NO_VLLM, teacher_url=chain_server.url)
-    assert METHODS[name]
