@@ -184,8 +184,6 @@ def curves(
 
     Writes file and figures anew after each comparison. Finished runs of the folder are not repeated.
     """
-    import json
-
     from benchmarks import curves as experiment
     from gear_rl.files import replace_file
     from gear_rl.lab.lineup import split_methods
@@ -290,12 +288,9 @@ def rates(
 @user_errors
 def page() -> None:
     """Make the tables of README and the pages from results/ and what was measured."""
-    from benchmarks.methods_page import methods_page
     from benchmarks.page import renew_pages
 
-    methods = Path("docs/methods.md")
-    methods.write_text(methods_page(methods.read_text(encoding="utf-8")), encoding="utf-8")
-    out_console.print(f"wrote {methods}, {', '.join(path.name for path in renew_pages())}", highlight=False)
+    out_console.print(f"wrote {', '.join(path.name for path in renew_pages())}", highlight=False)
 
 
 def _check_groups(rollouts: int) -> None:

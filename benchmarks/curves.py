@@ -110,10 +110,7 @@ def gains_table(result: Mapping[str, Any]) -> str:
     Bold: the interval excludes 0, and the rate is GRPO's, which was run at no other (the oracle is a reference).
     """
     rows = [("decisions, rollouts a step", "GRPO", "`oracle`", "`gear`"), ("---",) * 4]
-    points = [point for axis in AXES for point in curve(result, axis)]
-    for n, point in enumerate(points):
-        if point in points[:n]:
-            continue
+    for point in (point for axis in AXES for point in curve(result, axis)):
         verdicts = {v["method"]: v for v in point["verdicts"]}
         only = " (reports only)" if point["use"] == "reporting" else ""
         place = f"{point['decisions']}, {point['rollouts']}{only}"
@@ -124,7 +121,7 @@ def gains_table(result: Mapping[str, Any]) -> str:
             bold = "**" * (low > 0 and (same or v["method"] == "oracle"))
             gains.append(f"{bold}{v['difference']:+.3f}{bold} ({low:+.2f} to {high:+.2f})")
         rows.append((place, f"{verdicts['uniform']['mean']:.3f}", *gains))
-    return lines_of(rows)
+    return lines_of([*dict.fromkeys(rows)])
 
 
 def _gain(verdict: Mapping[str, Any] | None) -> str:

@@ -29,17 +29,6 @@ def now(device: str) -> float:
     return time.perf_counter()
 
 
-def seconds_of(run: Run, device: str = "cpu") -> float:
-    """Seconds that ``run`` takes, by ``now``.
-
-    >>> seconds_of(lambda: None) < 1
-    True
-    """
-    begin = now(device)
-    run()
-    return now(device) - begin
-
-
 def interleaved(runs: Mapping[str, Run], repeats: int, device: str, say: Say) -> dict[str, list[float]]:
     """Seconds of each repeat of each run, in an order that rotates from repeat to repeat.
 
@@ -54,7 +43,9 @@ def interleaved(runs: Mapping[str, Run], repeats: int, device: str, say: Say) ->
         shift = repeat * len(names) // repeats
         for name in names[shift:] + names[:shift]:
             say(name)
-            seconds[name].append(seconds_of(runs[name], device))
+            begin = now(device)
+            runs[name]()
+            seconds[name].append(now(device) - begin)
     return seconds
 
 

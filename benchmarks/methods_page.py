@@ -19,22 +19,6 @@ FIRST = {
 """What stands before a method's long list."""
 
 
-def methods_page(page: str) -> str:
-    """The page with the text between its marks made anew; all other text is kept.
-
-    The marks are ``<!-- made: NAME -->`` and ``<!-- end -->``, NAME a method. ``KeyError`` for a mark that names
-    none.
-    """
-    marks = re.findall(r"<!-- made: (\w+) -->", page)
-    made = {name: _section(METHODS[name]) for name in marks}
-    return re.sub(
-        r"<!-- made: (\w+) -->\n.*?<!-- end -->",
-        lambda mark: f"<!-- made: {mark[1]} -->\n{made[mark[1]]}<!-- end -->",
-        page,
-        flags=re.DOTALL,
-    )
-
-
 def settings_page() -> str:
     """The page of the site with every method's settings, which the repository does not hold."""
     settings = {name: _settings(cls) for name, cls in METHODS.items()}
@@ -75,7 +59,7 @@ def costs_table(costs: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _section(cls: Any) -> str:
+def section_of(cls: Any) -> str:
     """A method's docstring without its examples, and what it sets in the engine."""
     prose = re.sub(r"^>>> .*?(^$|\Z)", "", inspect.getdoc(cls) or "", flags=re.MULTILINE | re.DOTALL)
     lines = [prose.strip().replace("``", "`")]

@@ -10,13 +10,14 @@ from matplotlib.figure import Figure
 
 from benchmarks.coverage import coverage_cells
 from benchmarks.curves import gains_table
-from benchmarks.methods_page import costs_table
+from benchmarks.methods_page import costs_table, section_of
 from benchmarks.signals import signals_cells
 from benchmarks.step import step_cells
 from benchmarks.tables import RESULTS, TABLES
 from gear_rl.cli.methods import COSTS
 from gear_rl.lab.findings import read_runs
 from gear_rl.lab.plots import drawings
+from gear_rl.methods import METHODS
 from gear_rl.view.figures import BLUE, ORANGE, QUIET, style_axes, svg_of
 
 ROOT = RESULTS.parent
@@ -28,6 +29,7 @@ MEASURED = {
 """The table of a mark, and the file of its numbers."""
 PAGES = (
     "README.md",
+    "docs/methods.md",
     "docs/results/README.md",
     "results/README.md",
 )
@@ -61,6 +63,8 @@ def _made(mark: re.Match[str]) -> str:
         text = costs_table(json.loads(COSTS.read_text(encoding="utf-8")))
     elif name == "curves":
         text = gains_table(json.loads((RESULTS / "curves.json").read_text(encoding="utf-8")))
+    elif name.startswith("method-"):
+        text = section_of(METHODS[name.removeprefix("method-")])
     else:
         text = TABLES[name].markdown()
     return f"<!-- {name} -->\n{text}<!-- /{name} -->"
@@ -89,7 +93,7 @@ def renew_pages() -> list[Path]:
     drawn = ROOT / "docs" / "results"
     (drawn / "forms.svg").write_text(svg_of(_rewards_of_forms), encoding="utf-8")
     for name in FIGURES:
-        final, *_ = drawings(read_runs(RESULTS / f"{name}.jsonl"))
+        final, *_ = drawings(read_runs(RESULTS / f"{name}.jsonl").comparison)
         (drawn / f"{name}.svg").write_text(svg_of(final.draw), encoding="utf-8")
     paths = [ROOT / page for page in PAGES]
     for path in paths:

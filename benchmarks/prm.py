@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3ForTokenClassification
 
 from gear_rl.arena.codebook import TASK
@@ -31,11 +31,8 @@ def train_prm(folder: Path, *, steps: int = 400, batch: int = 32, symbols: Seque
     draw, right = random.Random(0), 0.0
     for _ in range(steps):
         rows = [_row(tokenizer, draw, draw.randint(*symbols)) for _ in range(batch)]
-        width = max(len(ids) for ids, _ in rows)
-        ids = torch.stack([pad(torch.tensor(ids), (0, width - len(ids))) for ids, _ in rows])
-        label = torch.stack(
-            [pad(torch.tensor(own), (0, width - len(own)), value=UNLABELLED) for _, own in rows]
-        )
+        ids = pad_sequence([torch.tensor(ids) for ids, _ in rows], batch_first=True)
+        label = pad_sequence([torch.tensor(own) for _, own in rows], True, UNLABELLED)
         output = model(input_ids=ids, labels=label)
         called = output.logits.argmax(-1)
         wrong = label == 0

@@ -25,8 +25,6 @@ RULES: dict[str, Callable[[Sequence[float]], float]] = {
 """What of a rate's tuning runs is compared; the largest chooses the rate."""
 COUNTS = (2, 3, 4)
 """Tuning runs of each rate."""
-_Ends = Mapping[str, Mapping[float, Mapping[int, tuple[float, float]]]]
-"""Method, rate, seed: where the run began and where it ended."""
 
 
 def rates(plan: Plan, tried: Sequence[float], seeds: int, folder: Path, jobs: int) -> dict[str, Any]:

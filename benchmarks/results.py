@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gear_rl.cli.console import command_line, error_console, out_console
-from gear_rl.errors import InputError
+from gear_rl.errors import input_errors
 from gear_rl.files import replace_file
 from gear_rl.runs.machine import processor
 
@@ -66,10 +66,8 @@ def measured(run: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with error_console.status("measuring") as status:
+        with input_errors(), error_console.status("measuring") as status:
             result = run(lambda name: status.update(f"measuring: {name}"))
-    except ValueError as error:
-        raise InputError(str(error)) from None
     finally:
         torch.set_num_threads(before)
     return result | {"command": command_line(PROGRAM), "machine": machine(), "versions": versions()}

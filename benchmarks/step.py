@@ -5,7 +5,7 @@ import statistics
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -253,7 +253,7 @@ def _time_parts(trainer: Any, clock: _Clock) -> None:
     trainer.accelerator.backward = clock.timed("backward", trainer.accelerator.backward)
 
 
-def _passes_timed(clock: _Clock) -> ExitStack:
+def _passes_timed(clock: _Clock) -> Any:
     """While it is open, times the passes of the credit in all trainers: GRPO has none."""
     student, teacher = (clock.timed(part, ModelPasses._hidden) for part in ("student", "teacher"))
 
@@ -261,9 +261,5 @@ def _passes_timed(clock: _Clock) -> ExitStack:
         own = student if prompts is request.student else teacher
         return own(self, request, prompts, batch, keep)
 
-    stack = ExitStack()
-    stack.enter_context(patch.object(ModelPasses, "_hidden", hidden))
-    stack.enter_context(
-        patch.object(ModelPasses, "_statistics", clock.timed("head", ModelPasses._statistics))
-    )
-    return stack
+    head = clock.timed("head", ModelPasses._statistics)
+    return patch.multiple(ModelPasses, _hidden=hidden, _statistics=head)

@@ -73,19 +73,14 @@ class Tasks:
         """The lines of the table."""
         heads = ("better than GRPO? (parameters)", "perfect credit", "`gear`", "a placebo", "fine-tuning")
         lines = [heads, ("---",) * len(heads)]
+        shown = {"better": "**yes**", "worse": "worse"}
         for task, files in self.ROWS.items():
-            verdicts: dict[str, Verdict | None] = {}
+            words: dict[str, str] = {}
             for file in reversed(files):
-                verdicts |= {v.method: v for v in read((file,)).verdicts}
-            verdicts.setdefault("random_onsets", verdicts.get("shuffled"))
-            lines.append((task, *(self._word_of(verdicts.get(method)) for method in self.COLUMNS)))
+                words |= {v.method: shown.get(v.verdict, "no evidence") for v in read((file,)).verdicts}
+            words.setdefault("random_onsets", words.get("shuffled", "not run"))
+            lines.append((task, *(words.get(method, "not run") for method in self.COLUMNS)))
         return lines_of(lines)
-
-    @staticmethod
-    def _word_of(verdict: Verdict | None) -> str:
-        if verdict is None:
-            return "not run"
-        return {"better": "**yes**", "worse": "worse"}.get(verdict.verdict, "no evidence")
 
 
 @cache

@@ -24,10 +24,10 @@ from gear_rl.data.rows import load_rows
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
+from gear_rl.lab.localisation import mean_estimate
 from gear_rl.lab.marked import marked_material
 from gear_rl.lab.sampling import sample
 from gear_rl.lab.scoring import score
-from gear_rl.lab.statistics import bootstrap_interval
 from gear_rl.lab.teacher_scores import sampling_config, teacher_config
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trl_run import make_trainer
@@ -217,9 +217,7 @@ def falsified_context(task: Words) -> dict[str, Any]:
         task.say(f"falsified context: {seed + 1} of {task.n}")
     document: dict[str, Any] = {"n": len(found["follows"])}
     for name, values in found.items():
-        ends = bootstrap_interval(values)
-        document[name] = round(sum(values) / len(values), 4)
-        document[f"{name}_interval"] = None if ends is None else [round(end, 4) for end in ends]
+        document |= mean_estimate(name, values)
     return document
 
 

@@ -118,12 +118,12 @@ def test_every_command_of_a_page_is_one_that_the_command_line_takes(page, comman
 
 def test_the_methods_page_is_made_from_docstrings():
     """A new method comes onto the page before a release, not with its code."""
-    from benchmarks.methods_page import methods_page
+    from benchmarks.page import renewed
 
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    marks = re.findall(r"^<!-- made: (\w+) -->$", page, re.MULTILINE)
+    marks = re.findall(r"^<!-- method-(\w+) -->$", page, re.MULTILINE)
     assert len(marks) > 20 and marks == re.findall(r"^## (\w+)$", page, re.MULTILINE)
-    assert page == methods_page(page), "run make pages"
+    assert page == renewed(page), "run make pages"
 
 
 def test_the_long_description_has_no_relative_link_or_picture():

@@ -107,6 +107,8 @@ def main() -> None:
         "--seconds", type=float, default=math.inf, help="runs that are not done by then are left"
     )
     given = parser.parse_args()
+    if given.methods and given.part == "gate":
+        parser.error("gate has its own methods")
     if given.agent and given.part in ("score", "contexts"):
         parser.error(f"{given.part} has no --agent")
     if given.part == "score":
@@ -137,7 +139,7 @@ def main() -> None:
         ends = cell.ends("reward")
         result = cell.error if ends is None else f"{ends[0]:.3f} -> {ends[1]:.3f}"
         at = f"{time.perf_counter() - begin:.0f} s: {cell.method} {cell.rate:g} seed {cell.seed}"
-        print(f"{at}: {result}  ({cell.seconds:.0f} s)", flush=True)
+        print(f"{at}: {result}  ({cell.seconds or 0:.0f} s)", flush=True)
 
     run_cells(specs, given.runs / "cells", jobs=given.jobs, each=each)
     cells = collect_cells(given.runs)

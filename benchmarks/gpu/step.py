@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 import benchmarks.step
 from benchmarks.measure import now
-from benchmarks.step import bench_step
+from benchmarks.step import DEVICE, bench_step
 from gear_rl.runs.run_config import RunConfig
 from gear_rl.runs.trl_run import make_trainer
 
@@ -38,7 +38,6 @@ SMALL: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 49152,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
 }  # fmt: skip
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def reward(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:

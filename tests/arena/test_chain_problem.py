@@ -56,7 +56,7 @@ def test_truth_by_hand() -> None:
     row = {"prompt": [{"role": "user", "content": "37 +8 skip x2 x3"}]}
     right = tokenizer("37 +8 = 45 ; 45 x3 = 35 ; ans 35" + EOS)["input_ids"]
     facts = chain.truth(right, row, tokenizer)
-    assert facts.decision == tuple(range(len(right))) and all(facts.right)
+    assert facts.decision == [*range(len(right))] and all(facts.right)
     misread = tokenizer("37 +8 = 45 ; 45 x2 = 90 ; 90 x3 = 70 ; ans 70" + EOS)["input_ids"]
     facts = chain.truth(misread, row, tokenizer)
     [wrong] = [t for t, number in enumerate(facts.decision) if number >= 0 and not facts.right[t]]

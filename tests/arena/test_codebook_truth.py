@@ -49,11 +49,11 @@ def _ids(text: str) -> list[int]:
 def test_truth_by_hand() -> None:
     ids = _ids("codes Ka 12 so Bo 99 hm Mi 56" + EOS)
     facts = truth(ids, ROW, TOKENIZER)
-    assert facts.decision == (-1, -1, 0, -1, -1, 1, -1, -1, 2, -1)
-    assert facts.right == (False, True, True, False, True, False, False, True, True, False)
+    assert facts.decision == [-1, -1, 0, -1, -1, 1, -1, -1, 2, -1]
+    assert facts.right == [False, True, True, False, True, False, False, True, True, False]
     named = [TOKENIZER.convert_ids_to_tokens(i) if i >= 0 else None for i in facts.right_id]
     assert named == [None, " Ka", " 12", None, " Bo", " 34", None, " Mi", " 56", None]
-    assert facts.lost == ((), (0,), (), (), (1,), (), (), (2,), (), ())
+    assert facts.lost == [(), (0,), (), (), (1,), (), (), (2,), (), ()]
     assert (facts.num_decisions, facts.exact) == (3, False)
     assert truth(ids, {"answer": f"all {ROW['answer']}"}, TOKENIZER).exact
 

@@ -3,7 +3,6 @@
 import pytest
 
 from arena.test_errands_truth import GOLD, PROBLEM, WAIT, _env, _wrong
-from gear_rl.arena.errands.env import ErrandsEnv
 from gear_rl.arena.errands.problem import ITEMS
 
 
@@ -25,5 +24,3 @@ def test_what_cannot_be_sent_is_refused_and_costs_nothing() -> None:
             env.send(PROBLEM.items[0], code)
     env.send(**GOLD[0].arguments)  # pyright: ignore[reportArgumentType]
     assert env.turn_rewards() == [0] * 3 + [1]
-    with pytest.raises(ValueError, match="call reset first"):
-        ErrandsEnv().get_reward()

@@ -10,6 +10,7 @@ from gear_rl.methods import Gear, RandomOnsets
 
 def test_a_list_of_methods_is_split_between_methods():
     assert parse_method("own=my.module:Method") == ("own", {"name": "my.module:Method"})
+    assert parse_method("sft:sft=0.5")[1] == {"name": "uniform", "sft": 0.5}
     assert parse_method("own=gear:alpha=0.5") == ("own", {"name": "gear", "alpha": 0.5})
     blind = "blind=random_onsets:of.aligned=one,of.clip=[0.5, 2],seed=3"
     assert split_methods(f"{blind},rlsd") == [blind, "rlsd"]

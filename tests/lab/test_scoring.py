@@ -153,6 +153,8 @@ MARKED = ["--data", "mine.jsonl", "--model", "arena"]
         ([*MARKED, "--credit.alpha", "1"], "--credit.alpha: not possible"),
         ([*MARKED, "--methods", "crpo"], "gear: --methods: crpo: style: no reward function 1"),
         (["--methods", "gear,oracle"], "--methods: 'oracle' is the ceiling of every score already"),
+        (["--methods", "gear=rlsd"], "'gear' is the name of a control; choose another for rlsd"),
+        (["--methods", "surprise=gear"], "'surprise' is the name of a control; choose another for gear"),
     ],
 )
 def test_bad_input_is_one_line(words, message, tmp_path):

@@ -5,6 +5,7 @@ import torch
 
 from gear_rl.tensor.permute import random_order
 
+
 @pytest.mark.parametrize(
     ("seed", "step", "order"),
     [

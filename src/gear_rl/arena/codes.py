@@ -48,10 +48,13 @@ def draw_code(belief: Belief, rng: random.Random) -> str:
     return rng.choices([*belief], [*belief.values()])[0]
 
 
-def mistake(belief: Belief, rng: random.Random) -> str:
-    """A wrong code with the student's probabilities.
+def with_mistake(beliefs: Sequence[Belief], seed: int) -> list[str]:
+    """The right codes but for one, drawn with the student's probabilities of wrong ones.
 
-    >>> mistake({"17": 0.9, "29": 0.1}, random.Random(0))
-    '29'
+    >>> with_mistake([{"17": 0.9, "29": 0.1}], seed=0)
+    ['29']
     """
-    return draw_code(dict([*belief.items()][1:]), rng)
+    rng = random.Random(seed)
+    codes, place = [next(iter(belief)) for belief in beliefs], rng.randrange(len(beliefs))
+    codes[place] = draw_code(dict([*beliefs[place].items()][1:]), rng)
+    return codes

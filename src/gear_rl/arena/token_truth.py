@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Truth:
     """The decisions among a completion's tokens, and the tokens that they depend on; one entry per token.
 
@@ -16,18 +16,23 @@ class Truth:
     expected reward of the decisions that would be `lost` without it. It is 0 for every other token.
     """
 
-    decision: tuple[int, ...]
+    decision: list[int]
     """The number of the answer's decision that the token takes, from 0; -1 where it takes none."""
-    right: tuple[bool, ...]
+    right: list[bool]
     """Whether it is `right_id`, or part of a right decision in several tokens."""
-    right_id: tuple[int, ...]
+    right_id: list[int]
     """The right token in its place; -1 where any will do."""
-    lost: tuple[tuple[int, ...], ...]
+    lost: list[tuple[int, ...]]
     """The decisions that become impossible if the token is not `right_id`; none for decisions."""
     num_decisions: int
     """The answer's decisions, taken or not."""
     exact: bool
     """Whether all must be right for a reward; else the reward is the share of right ones."""
+
+    @classmethod
+    def blank(cls, size: int, num_decisions: int, exact: bool) -> "Truth":
+        """Of so many tokens, none of which decides anything."""
+        return cls([-1] * size, [False] * size, [-1] * size, [()] * size, num_decisions, exact)
 
     @property
     def mistakes(self) -> tuple[int, ...]:
@@ -46,21 +51,14 @@ def only_right(ids: Sequence[int], gold: Sequence[int]) -> Truth:
 
     >>> facts = only_right([5, 6, 8, 7], gold=[5, 6, 7, 9])
     >>> facts.decision, facts.right, facts.right_id, facts.num_decisions
-    ((0, 1, 2, -1), (True, True, False, False), (5, 6, 7, -1), 4)
+    ([0, 1, 2, -1], [True, True, False, False], [5, 6, 7, -1], 4)
     """
-    decision, right, right_id = [-1] * len(ids), [False] * len(ids), [-1] * len(ids)
+    facts = Truth.blank(len(ids), len(gold), exact=True)
     for t, (written, wanted) in enumerate(zip(ids, gold, strict=False)):
-        decision[t], right[t], right_id[t] = t, written == wanted, wanted
+        facts.decision[t], facts.right[t], facts.right_id[t] = t, written == wanted, wanted
         if written != wanted:
             break
-    return Truth(
-        decision=tuple(decision),
-        right=tuple(right),
-        right_id=tuple(right_id),
-        lost=((),) * len(ids),
-        num_decisions=len(gold),
-        exact=True,
-    )
+    return facts
 
 
 def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:

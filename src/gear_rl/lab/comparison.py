@@ -8,20 +8,19 @@ from dataclasses import dataclass, is_dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gear_rl.arena.task import get_task
 from gear_rl.errors import InputError
 from gear_rl.lab.cell_processes import run_cells
 from gear_rl.lab.cells import Cell, Outcome, name_at_rate, outcome_of
+from gear_rl.lab.findings import Findings
 from gear_rl.lab.lineup import BASELINE, CEILING, SFT, line_up
 from gear_rl.lab.spec import Spec, finished_cell
+from gear_rl.lab.verdict import compare
 from gear_rl.method_builder import build_method
 from gear_rl.runs.arena import task_of
 from gear_rl.user_objects import code_of
-
-if TYPE_CHECKING:
-    from gear_rl.lab.findings import Findings
 
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
 """Seeds of the runs that a learning rate is chosen by; no report has them."""
@@ -79,37 +78,29 @@ class Plan:
     def tuning_specs(self, method: str, rates: Iterable[float]) -> list[Spec]:
         """The runs that find the method's best rate: on seeds and problems that are never reported."""
         problems = self.held_out[len(reported_part(self.held_out, rates=2)) :]
-        settings = {
-            "n_eval": len(problems),
-            "first": problems.start,
-            "samples": 1,
-            "between": False,
-            "name": method,
-        }
-        return [self._spec(method, rate, seed, settings) for rate in rates for seed in TUNING_SEEDS]
+        return [
+            self._spec(method, rate, seed, problems, name=method, samples=1, between=False)
+            for rate in rates
+            for seed in TUNING_SEEDS
+        ]
 
     def reported_specs(self, rates: Mapping[str, float] = {}) -> list[Spec]:
         """Every cell that is compared, seed by seed: an interrupted comparison has whole seeds.
 
         A method without an entry in ``rates`` takes the tier's own. The baseline also runs at the others' rates.
         """
-        settings = {
-            "n_eval": self.n_eval,
-            "first": self.held_out.start,
-            "samples": self.samples,
-            "between": True,
-        }
+        problems = self.held_out[: self.n_eval]
         rows = {method: (method, rates.get(method, self.rate)) for method in self.methods}
         baseline_rate = rows[BASELINE][1]
         for rate in sorted({rate for name, rate in rows.values() if name != self.ceiling} - {baseline_rate}):
             rows[name_at_rate(BASELINE, rate)] = BASELINE, rate
         return [
-            self._spec(method, rate, seed, settings | {"name": name})
+            self._spec(method, rate, seed, problems, name=name, samples=self.samples, between=True)
             for seed in range(self.seeds)
             for name, (method, rate) in rows.items()
         ]
 
-    def _spec(self, method: str, rate: float, seed: int, more: dict[str, Any]) -> Spec:
+    def _spec(self, method: str, rate: float, seed: int, problems: range, **more: Any) -> Spec:
         built = build_method(self.methods[method])
         return Spec(
             credit=self.methods[method],
@@ -117,6 +108,8 @@ class Plan:
             tier=self.tier,
             seed=seed,
             steps=self.steps,
+            n_eval=len(problems),
+            first=problems.start,
             rollouts=self.own[method].get("rollouts", self.rollouts),
             sft=self.own[method].get(SFT, 0.0),
             rate=rate,
@@ -288,11 +281,8 @@ def run_plan(
     return reported, tuned
 
 
-def findings_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[str, Any], *, command: str) -> "Findings":
+def findings_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[str, Any], *, command: str) -> Findings:
     """The findings: verdicts, runs and settings; nothing depends on time or on interruptions."""
-    from gear_rl.lab.findings import Findings
-    from gear_rl.lab.verdict import compare
-
     # No default of ours was chosen on a user's run.
     choosing = plan.run is None and plan.tier in get_task(plan.task).tuned_on
     use = "choosing" if choosing else "reporting"

@@ -95,7 +95,7 @@ def save_report(findings: Findings, out: Path) -> None:
     pages.filters.update({one.__name__.removeprefix("_"): one for one in filters})
     drawn = [
         {"label": one.label, "svg": Markup(inline_svg(one, f"f{n}"))}
-        for n, one in enumerate(drawings(findings))
+        for n, one in enumerate(drawings(findings.comparison))
     ]
     page = pages.get_template("report.html.j2").render(findings=findings, figures=drawn)
     replace_file(out, page.encode())

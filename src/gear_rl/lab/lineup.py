@@ -53,7 +53,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
         return shown.strip(), parse_method(rest)[1]
     credit = credit_settings(text, "--methods")
     stands_for = {CEILING: ORACLE, SFT: {"name": BASELINE, SFT: 1.0}}.get(credit["name"], {})
-    return text, credit | stands_for
+    return text, credit | stands_for | ({SFT: credit[SFT]} if SFT in credit else {})
 
 
 def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -108,18 +108,18 @@ def localisation(
         "role": role,
         "n": len(kept),
         "left_out": {reason: sum(one == reason for one in located) for reason in LEFT_OUT},
-        **_estimate("auc", [one.auc for one in kept]),
-        **_estimate("auc_choices", [one.auc for one in chosen]),
+        **mean_estimate("auc", [one.auc for one in kept]),
+        **mean_estimate("auc_choices", [one.auc for one in chosen]),
         "with_choices": len(chosen),
-        **_estimate("share", [one.share for one in kept]),
-        **_estimate("lift", [one.lift for one in kept]),
-        **_estimate("rank", [one.rank for one in kept]),
-        **_estimate("distance", distances),
+        **mean_estimate("share", [one.share for one in kept]),
+        **mean_estimate("lift", [one.lift for one in kept]),
+        **mean_estimate("rank", [one.rank for one in kept]),
+        **mean_estimate("distance", distances),
         "with_onset": len(distances),
     }
 
 
-def _estimate(name: str, values: Sequence[float]) -> dict[str, Any]:
+def mean_estimate(name: str, values: Sequence[float]) -> dict[str, Any]:
     """The mean, and its interval; None where there are too few values."""
     interval = bootstrap_interval(values)
     return {

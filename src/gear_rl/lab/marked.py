@@ -19,7 +19,7 @@ from gear_rl.data.rewards.text import value_at
 from gear_rl.data.rows import prompt_fault
 from gear_rl.data.sources import read_text
 from gear_rl.engines.models import load_causal_lm, load_frozen_teacher, load_tokenizer
-from gear_rl.errors import InputError, did_you_mean
+from gear_rl.errors import InputError, did_you_mean, input_errors
 from gear_rl.lab.material import Material, Pair
 from gear_rl.model.forwards import max_positions
 from gear_rl.runs.machine import has_bfloat16, use_few_threads
@@ -190,10 +190,8 @@ def _pretrained_model(run: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     dtype = "bfloat16" if device is not None or has_bfloat16() else "float32"
     options = {"dtype": dtype} | dict(run.trainer.get("model_init_kwargs") or {})
-    try:
+    with input_errors("--model: "):
         model, tokenizer = load_causal_lm(name, options), load_tokenizer(name)
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"--model: {error}") from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model if device is None else model.to(device), tokenizer, {}
@@ -273,7 +271,7 @@ def _check_lengths(
         [ids] = engine.render([shown_prompt], None)
     except Exception as error:  # a chat template may raise what it likes
         raise UnusableError(f"prompt: cannot be shown to the teacher ({error})") from None
-    beside = len(ids)
+    beside = len(ids) + 1  # the token that ends the completion
     if not rendered:
         beside += len(engine.tokenizer(context, add_special_tokens=False)["input_ids"])
     places = max_positions(engine.model.config)
@@ -292,8 +290,6 @@ def _text(value: Any, name: str) -> str:
     match value:
         case [{"role": "assistant", "content": str(text)} as message] if not message.get("tool_calls"):
             value = text
-        case _:
-            pass
     if not isinstance(value, str) or not value.strip():
         raise UnusableError(
             f"{name}: is not the text of one assistant turn; turns with tool calls cannot be replayed without "

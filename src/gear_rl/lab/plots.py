@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import escape
 from matplotlib.figure import Figure
@@ -19,9 +19,6 @@ from gear_rl.lab.verdict import Comparison
 from gear_rl.view.figures import BLUE, INK, ORANGE, QUIET, style_axes, svg_of
 from gear_rl.view.terminal import shorten_text, visible_text
 
-if TYPE_CHECKING:
-    from gear_rl.lab.findings import Findings
-
 
 class Drawing(NamedTuple):
     """A figure that is drawn when it is needed."""
@@ -31,9 +28,8 @@ class Drawing(NamedTuple):
     draw: Callable[[], Any]
 
 
-def drawings(findings: "Findings") -> list[Drawing]:
+def drawings(c: Comparison) -> list[Drawing]:
     """Every figure that the findings have numbers for, in the order of the page."""
-    c = findings.comparison
     cells = [cell for cell in c.cells if cell.error is None]
     if not cells:
         return []

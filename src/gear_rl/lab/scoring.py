@@ -16,7 +16,7 @@ from gear_rl.arena.task import Case
 from gear_rl.credit.credit_config import METHOD_SETTINGS, CreditConfig
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import collect, credit_from, prepare
-from gear_rl.errors import InputError
+from gear_rl.errors import InputError, input_errors
 from gear_rl.lab.localisation import Located, Role, localisation, locate, onsets_of
 from gear_rl.lab.material import Material, Pair, rollouts_of
 from gear_rl.method_builder import build_method
@@ -107,7 +107,13 @@ def score(
     credit step as if sampled just now, with the method's engine settings. Measured is the absolute credit of the
     faulty completion's tokens. ``progress`` gets a method, and how many problems are done, and of how many.
     """
-    named = {name: {"name": name} for name in ("gear", "rlsd", *_FLOORS)} | dict(methods)
+    plain = {name: {"name": name} for name in ("gear", "rlsd", *_FLOORS)}
+    for name, credit in methods.items():
+        if name in (UNINFORMED, ENTROPY_ONSETS, *SIGNALS) or plain.get(name, credit) != credit:
+            raise InputError(
+                f"--methods: {name!r} is the name of a control; choose another for {credit['name']}"
+            )
+    named = plain | dict(methods)
     controls = {UNINFORMED: {"name": "gear"}, ENTROPY_ONSETS: {"name": "gear", "onset_signal": "entropy"}}
     kept = credits_of(named | controls, material, progress=progress)
     rows = {
@@ -177,10 +183,9 @@ def _results(
             turn_id=signals.turn_id,
             values={name: signals.get(name) for name in names_of(row.method.needs)},
         )
-        try:
+        # A method may need more than one reward function or turn.
+        with input_errors(f"--methods: {row.method.name}: "):
             yield name, credit_from(prepare(batch, row.method, engine, row.config), own, engine)
-        except ValueError as error:  # a method may need more than one reward function or turn
-            raise InputError(f"--methods: {row.method.name}: {error}") from None
 
 
 def _found_row(case: Case, result: CreditResult, b: int) -> Found:
@@ -208,7 +213,6 @@ def _localised_row(found: list[Found], *, role: Role, signal: str | None = None)
     for one in found:
         if one.fallback and role != "ceiling":  # its GRPO advantage is not the method's
             located.append("fallback")
-            among_choices.append("fallback")
             continue
         count = len(one.trained)
         fault = [t in one.case.fault for t in range(count)]

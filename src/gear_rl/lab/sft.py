@@ -19,7 +19,7 @@ _SHARED = (
 def prompts_of(trainer: Any, first: int, count: int) -> list[dict[str, Any]]:
     """The rows of a run's training after the ``first``, in the order in which GRPO draws their prompts.
 
-    All of them where there are not so many.
+    All of them where none is left.
     """
     order = list(dict.fromkeys(trainer._get_train_sampler()))
     return [trainer.train_dataset[index] for index in order[first : first + count] or order]

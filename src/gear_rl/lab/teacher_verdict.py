@@ -81,8 +81,9 @@ def verdict(scored: Sequence[Scored], success: float = 1.0) -> Verdict:
     groups = by_prompt.values()
     reads = _share([[one.stands_out for one in group] for group in groups], TWO_QUESTIONS)
     likelier = _share([[one.likelier for one in group] for group in groups], TWO_QUESTIONS)
+    unlikelier = _share([[1 - one.likelier for one in group] for group in groups], TWO_QUESTIONS)
     knows = _share([pairs for group in groups if (pairs := _pairs(group, success))])
-    words = _word(reads), _word(likelier), _word(_complement(likelier))
+    words = _word(reads), _word(likelier), _word(unlikelier)
     word = max(words, key=_RANK.index)
     if knows.prompts >= DECIDING_PROMPTS:
         known = _word(knows)
@@ -148,12 +149,6 @@ def _word(share: Share) -> Word:
     if share.share is None or share.interval is None or share.interval.low <= 0.5:
         return "not informed"
     return "informed" if share.share >= CLEARLY else "weak"
-
-
-def _complement(share: Share) -> Share:
-    if share.share is None or share.interval is None:
-        return share
-    return Share(1 - share.share, Interval(1 - share.interval.high, 1 - share.interval.low), share.prompts)
 
 
 def _percent(share: Share) -> str:

@@ -9,7 +9,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +22,7 @@ from gear_rl.lab.cells import Cell, Score
 from gear_rl.lab.oracle import Oracle, estimate_of
 from gear_rl.lab.spec import Spec, common_fields, digest, failed_cell, write_cell
 from gear_rl.method_builder import build_method
+from gear_rl.model.forwards import max_positions
 from gear_rl.rollouts import succeeds
 from gear_rl.runs.arena import arena_config, sampled_rewards, task_of
 from gear_rl.runs.machine import quiet_libraries, use_few_threads
@@ -65,12 +66,9 @@ def run_config(run: Mapping[str, Any], credit: dict[str, Any], engine: Mapping[s
 
 def held_out_tiers(held_out: Any) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
     """The held-out rows that judge a user's run, and by name those of further tiers, which are shown beside."""
-    if held_out is None:
-        return [], {}
-    if isinstance(held_out, Mapping):
-        (_, first), *more = held_out.items()
-        return [dict(row) for row in first], {name: [dict(row) for row in rows] for name, rows in more}
-    return [dict(row) for row in held_out], {}
+    tiers = held_out if isinstance(held_out, Mapping) else {"": held_out or []}
+    (_, judging), *others = [(name, [dict(row) for row in rows]) for name, rows in tiers.items()]
+    return judging, dict(others)
 
 
 def cell_trainer(spec: Spec, scratch: str) -> Any:
@@ -105,16 +103,18 @@ def cell_trainer(spec: Spec, scratch: str) -> Any:
     return trainer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _HeldOut:
-    """The held-out rows of a run, and how they are answered."""
+    """The held-out rows of a run, and how they are answered; ``others`` are further tiers, shown beside."""
 
-    spec: Spec
-    trainer: Any
-    solve: Callable[..., Sequence[float | None]]
-    problems: list[dict[str, Any]]
-    others: dict[str, list[dict[str, Any]]]
-    """Further tiers, which are shown beside."""
+    def __init__(self, spec: Spec, trainer: Any) -> None:
+        self.spec, self.trainer = spec, trainer
+        if spec.run is None:
+            task = task_of(spec.task, spec.tier)
+            self.problems, self.others = task.rows(spec.tier, num=spec.n_eval, first_seed=spec.first), {}
+            self.solve = partial(task.solve, trainer)
+        else:
+            judging, self.others = held_out_tiers(trainer.eval_dataset)
+            self.problems, self.solve = judging[spec.first : spec.first + spec.n_eval], trainer.solve
 
     def solve_rows(self, rows: list[dict[str, Any]], samples: int = 1) -> list[list[float]]:
         """Their rewards in each of ``samples`` samplings."""
@@ -132,17 +132,6 @@ class _HeldOut:
         return {"rewards": self.solve_rows(self.problems, spec.samples), "beside": beside}
 
 
-def _held_out_of(spec: Spec, trainer: Any) -> _HeldOut:
-    if spec.run is None:
-        task = task_of(spec.task, spec.tier)
-        problems, others = task.rows(spec.tier, num=spec.n_eval, first_seed=spec.first), {}
-        solve = partial(task.solve, trainer)
-    else:
-        judging, others = held_out_tiers(trainer.eval_dataset)
-        problems, solve = judging[spec.first : spec.first + spec.n_eval], trainer.solve
-    return _HeldOut(spec=spec, trainer=trainer, solve=solve, problems=problems, others=others)
-
-
 def _train_cell(spec: Spec, folder: Path, tell: Callable[[float], object]) -> Cell:
     """Rewards before, in between and after, and curves of the training."""
     start = time.perf_counter()
@@ -151,12 +140,8 @@ def _train_cell(spec: Spec, folder: Path, tell: Callable[[float], object]) -> Ce
         use_few_threads()
     with tempfile.TemporaryDirectory(prefix="gear-cell-") as scratch:
         trainer = cell_trainer(spec, scratch)
-        held_out = _held_out_of(spec, trainer)
-        between = Between(
-            lambda count: held_out.solve_rows(held_out.problems[:count]),
-            steps=spec.steps,
-            count=len(held_out.problems) if spec.between else 0,
-        )
+        held_out = _HeldOut(spec, trainer)
+        between = _Between(held_out)
         names = ("task", "tier", "run", "first", "n_eval", "samples", "between", "seed")
         stem = f"before-{digest({name: getattr(spec, name) for name in names})[:16]}"
         loaded = time.perf_counter()
@@ -242,19 +227,17 @@ def _measure_once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str
 
 def perplexity(trainer: Any, file: Path) -> float:
     """Of the model on the paragraphs of a text, which blank lines divide: what a training forgets."""
-    import torch
+    from gear_rl.engines.trl.evaluation import leave_no_trace
 
-    losses, count = 0.0, 0
-    training = trainer.model.training
-    trainer.model.eval()
-    with torch.no_grad():
+    losses, count, places = 0.0, 0, max_positions(trainer.model.config)
+    with leave_no_trace(trainer):
+        trainer.model.eval()
         for text in filter(str.strip, file.read_text(encoding="utf-8").split("\n\n")):
-            ids = trainer._tokenizer(text, return_tensors="pt").input_ids.to(trainer.model.device)
+            ids = trainer._tokenizer(text, return_tensors="pt").input_ids[:, :places].to(trainer.model.device)
             if ids.shape[1] < 2:  # nothing is predicted
                 continue
             losses += float(trainer.model(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1)
             count += ids.shape[1] - 1
-    trainer.model.train(training)
     return math.exp(losses / count)
 
 
@@ -272,19 +255,16 @@ class _Pace(TrainerCallback):
             self._tell((time.perf_counter() - self._begin) / state.global_step)
 
 
-class Between(TrainerCallback):
-    """Measures ``count`` held-out problems every few of the ``steps``, but after the last; ``points`` are step
-    and measure.
-    """
+class _Between(TrainerCallback):
+    """Answers the held-out problems every few steps, but after the last; ``points`` are step and rewards."""
 
     first = 0
     """Steps that came before this trainer's."""
 
-    def __init__(self, measure: Callable[[int], Any], *, steps: int, count: int) -> None:
-        self._measure, self._steps, self._count = measure, steps, count
-        self.points: list[tuple[int, Any]] = []
+    def __init__(self, held_out: _HeldOut) -> None:
+        self._held_out, self.points = held_out, list[tuple[int, Any]]()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        step = self.first + state.global_step
-        if step % -(-self._steps // _POINTS) == 0 and step < self._steps and self._count:
-            self.points.append((step, self._measure(self._count)))
+        step, spec = self.first + state.global_step, self._held_out.spec
+        if step % -(-spec.steps // _POINTS) == 0 and step < spec.steps and spec.between:
+            self.points.append((step, self._held_out.solve_rows(self._held_out.problems)))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gear_rl.arena.codes import Belief, beliefs_of, mistake, right_codes
+from gear_rl.arena.codes import Belief, beliefs_of, right_codes, with_mistake
 from gear_rl.arena.task import Completion, Reference, problem_of, texts_of
 
 SYMBOLS: tuple[str, ...] = tuple(first + second for first in "BCDFGHJKLMNPRSTV" for second in "aeio")
@@ -106,11 +106,7 @@ class Problem:
         >>> Problem(("Ka", "Bo"), (("hm",),)).plant(seed=0)
         ('codes Ka 17 hm Bo 29',)
         """
-        rng = random.Random(seed)
-        wrong = rng.randrange(len(self.symbols))
-        codes = [RIGHT[symbol] for symbol in self.symbols]
-        codes[wrong] = mistake(BELIEFS[self.symbols[wrong]], rng)
-        return (self.write(codes),)
+        return (self.write(with_mistake([BELIEFS[symbol] for symbol in self.symbols], seed)),)
 
     def reference(self, kind: Reference, seed: int = 0) -> str | None:
         """What only the teacher sees; "answer" is the right codes without their symbols.
@@ -159,16 +155,6 @@ def generate(seed: int, tier: str | Tier = "default") -> Problem:
     return problem_of(seed, draw)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A decision of a completion: its number in the answer, its code's characters, and whether it is right."""
-
-    index: int
-    start: int
-    end: int
-    right: bool
-
-
 def codes_in(answer: str) -> dict[str, str]:
     """The right code of each symbol that an answer names, in order.
 
@@ -178,25 +164,25 @@ def codes_in(answer: str) -> dict[str, str]:
     return dict(_DECISION.findall(answer))
 
 
-def decisions(completion: str, answer: str) -> Iterator[Decision]:
+def decisions(completion: str, answer: str) -> Iterator[tuple[int, int, int, bool]]:
     """The decisions that a completion takes, in the order of the completion.
 
     A decision is a symbol of the answer with two digits right after it. Only the first code for a symbol counts.
     The order is free.
 
     >>> list(decisions("codes Ka 11 Ka 17 Mo 22", "Ka 17 Bo 08"))
-    [Decision(index=0, start=9, end=11, right=False)]
+    [(0, 9, 11, False)]
     """
     codes = codes_in(answer)
     index = {symbol: i for i, symbol in enumerate(codes)}
     for match in _DECISION.finditer(completion):
         if match[1] in index:
-            yield Decision(index.pop(match[1]), *match.span(2), right=match[2] == codes[match[1]])
+            yield index.pop(match[1]), *match.span(2), match[2] == codes[match[1]]
 
 
 def share_right(completion: str, answer: str) -> float:
     """The share of the answer's codes that the completion gives; a missing code is wrong."""
-    return sum(decision.right for decision in decisions(completion, answer)) / len(codes_in(answer))
+    return sum(right for *_, right in decisions(completion, answer)) / len(codes_in(answer))
 
 
 def codebook_reward(
@@ -215,7 +201,9 @@ def codebook_reward(
     """
     texts = texts_of(completions)
     taken = [decisions(*pair) for pair in zip(texts, answer, strict=True)]
-    log_extra("step_scores", [[[one.start, one.end, float(one.right)] for one in each] for each in taken])
+    log_extra(
+        "step_scores", [[[start, end, float(right)] for _, start, end, right in each] for each in taken]
+    )
     shares = [share_right(*pair) for pair in zip(texts, answer, strict=True)]
     exact = [gold.startswith(EXACT) for gold in answer]
     return [float(share == 1) if all_ else share for share, all_ in zip(shares, exact, strict=True)]

@@ -23,26 +23,18 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     answer = str(row["answer"])
     pieces = _pieces(ids, tokenizer)
     codes = codes_in(answer)
-    decision, right, right_id = [-1] * len(ids), [False] * len(ids), [-1] * len(ids)
+    facts = Truth.blank(len(ids), len(codes), exact=answer.startswith(EXACT))
     token_of = [t for t, piece in enumerate(pieces) for _ in piece]
-    for taken in decisions("".join(pieces), answer):
-        for t in {token_of[char] for char in range(taken.start, taken.end)}:
-            decision[t], right[t] = taken.index, taken.right
-    lost: list[tuple[int, ...]] = [()] * len(ids)
-    for t, due, at_stake in _form(codes, decision, pieces):
-        right[t], right_id[t], lost[t] = pieces[t] == due, _id(due, tokenizer), at_stake
+    for index, start, end, right in decisions("".join(pieces), answer):
+        for t in {token_of[char] for char in range(start, end)}:
+            facts.decision[t], facts.right[t] = index, right
+    for t, due, at_stake in _form(codes, facts.decision, pieces):
+        facts.right[t], facts.right_id[t], facts.lost[t] = pieces[t] == due, _id(due, tokenizer), at_stake
     values = [*codes.values()]
-    for t, number in enumerate(decision):
+    for t, number in enumerate(facts.decision):
         if number >= 0:
-            right_id[t] = _id(f" {values[number]}", tokenizer)
-    return Truth(
-        decision=tuple(decision),
-        right=tuple(right),
-        right_id=tuple(right_id),
-        lost=tuple(lost),
-        num_decisions=len(codes),
-        exact=answer.startswith(EXACT),
-    )
+            facts.right_id[t] = _id(f" {values[number]}", tokenizer)
+    return facts
 
 
 def _form(

@@ -4,7 +4,7 @@ The contract is TRL's: no argument to construct, `reset(**row)`, public methods 
 """
 
 from gear_rl.arena.codes import CODES
-from gear_rl.arena.errands.problem import Problem, generate
+from gear_rl.arena.errands.problem import generate
 from gear_rl.arena.task import Reference
 
 
@@ -20,15 +20,11 @@ class ErrandsEnv:
     (0.3333333333333333, [1.0, 0.0, 0.0])
     """
 
-    def __init__(self) -> None:
-        self._problem: Problem | None = None
-        self._context: str | None = None
-        self._made: list[tuple[str, str] | None] = []
-
     def reset(self, seed: int, tier: str = "default", reference: Reference = "trace", **_: object) -> None:
         """Begin the problem of a seed. Nothing is added to the prompt."""
-        self._problem, self._made = generate(seed, tier), []
-        self._context = self._problem.reference(reference, seed)
+        self._requests = generate(seed, tier)
+        self._made: list[tuple[str, str] | None] = []
+        self._context = self._requests.reference(reference, seed)
 
     def send(self, item: str, code: str) -> str:
         """Send an item.
@@ -67,9 +63,3 @@ class ErrandsEnv:
         A call that was refused has no number; the engine counts it as 0.
         """
         return [*map(float, self._requests.rights(self._made))]
-
-    @property
-    def _requests(self) -> Problem:
-        if self._problem is None:
-            raise ValueError("the environment holds no problem; call reset first")
-        return self._problem

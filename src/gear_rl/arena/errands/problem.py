@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from gear_rl.arena.codes import CODES, Belief, beliefs_of, mistake, right_codes
+from gear_rl.arena.codes import CODES, Belief, beliefs_of, right_codes, with_mistake
 from gear_rl.arena.task import Completion, Reference, problem_of
 
 ANSWER_PATTERN = r'"name": "send", "arguments": (\{[^}]*\})'
@@ -114,11 +114,7 @@ class Problem:
 
     def plant(self, seed: int) -> Completion:
         """The right calls but for one code, drawn as the student errs."""
-        rng = random.Random(seed)
-        wrong = rng.randrange(len(self.items))
-        codes = [RIGHT[item] for item in self.items]
-        codes[wrong] = mistake(BELIEFS[self.items[wrong]], rng)
-        return play_calls(self.sends(codes))
+        return play_calls(self.sends(with_mistake([BELIEFS[item] for item in self.items], seed)))
 
     def reference(self, kind: Reference, seed: int = 0) -> str | None:
         """What only the teacher sees; "answer" is the right codes without their items.

@@ -35,7 +35,7 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
     none after the last call that counts. Raises KeyError for a row without seed or tier.
     """
     problem = generate(row["seed"], row["tier"])
-    decision, right, right_id = [-1] * len(ids), [False] * len(ids), [-1] * len(ids)
+    facts = Truth.blank(len(ids), len(problem.items), exact=False)
     made: list[tuple[str, str] | None] = []
     places: list[list[int]] = []
     turns = _turns(ids, tokenizer)
@@ -50,7 +50,6 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
             made.append(call)
             places.append(sorted({token_of[char] for char in span}))
     found, settled = problem.rights(made), problem.settled(made)
-    lost: list[tuple[int, ...]] = [()] * len(ids)
     words = {int(tokenizer.convert_tokens_to_ids(word)): word for word in (*ITEMS, *CODES)}
     for turn, number in zip(turns, before, strict=True):
         done = {settled[call] for call in range(number) if call in settled}
@@ -58,20 +57,13 @@ def truth(ids: Sequence[int], row: Mapping[str, Any], tokenizer: Any) -> Truth:
         if not left or number >= Tier(requests=len(problem.items)).calls:
             break
         for t, due, at_stake in _form(ids, turn, problem, left, words, tokenizer):
-            right[t], right_id[t], lost[t] = ids[t] == due, due, at_stake
+            facts.right[t], facts.right_id[t], facts.lost[t] = ids[t] == due, due, at_stake
     for number, request in settled.items():
         code = RIGHT[problem.items[request]]
         for t in places[number]:
-            decision[t], right[t], lost[t] = request, found[number], ()
-            right_id[t] = int(tokenizer.convert_tokens_to_ids(code))
-    return Truth(
-        decision=tuple(decision),
-        right=tuple(right),
-        right_id=tuple(right_id),
-        lost=tuple(lost),
-        num_decisions=len(problem.items),
-        exact=False,
-    )
+            facts.decision[t], facts.right[t], facts.lost[t] = request, found[number], ()
+            facts.right_id[t] = int(tokenizer.convert_tokens_to_ids(code))
+    return facts
 
 
 def _form(
