@@ -23,7 +23,7 @@ from gear_rl.view.figures import BLUE, ORANGE, QUIET, style_axes, svg_of
 ROOT = RESULTS.parent
 MEASURED = {
     "signals": (signals_cells, "bench_signals"),
-    "step": (step_cells, "bench_step"),
+    "step": (step_cells, "bench_step_hf"),
     "coverage": (coverage_cells, "coverage"),
 }
 """The table of a mark, and the file of its numbers."""

@@ -88,7 +88,8 @@ class Record:
 _RECORD = TypeAdapter(Record)
 _NAMES = [f.name for f in fields(Record)]
 _FIELDS = {*_NAMES}
-_PER_TOKEN = [f.name for f in fields(Record) if get_origin(f.type) is list]
+PER_TOKEN = [f.name for f in fields(Record) if get_origin(f.type) is list]
+"""The fields that have a value for each token."""
 _REQUIRED = _FIELDS - {"signals", "fallback", "context", "teacher_prompt", "tools", "truncated"}
 
 
@@ -124,7 +125,7 @@ def _record(line: bytes) -> Record:
         raise ValueError(f"not a credit record, it lacks {', '.join(sorted(missing))}")
     known = {name: value for name, value in row.items() if name in _FIELDS}
     signals = known.get("signals", {})
-    lists = {name: known[name] for name in _PER_TOKEN}
+    lists = {name: known[name] for name in PER_TOKEN}
     lists |= signals if isinstance(signals, dict) else {"signals": signals}
     for name, values in lists.items():
         if not isinstance(values, list):

@@ -1,4 +1,4 @@
-"""What we take from TRL's trainer is the table of docs/engines.md, and a release that was never run."""
+"""What we take from TRL's trainer is the table of trl_names.md, and a release that was never run."""
 
 import ast
 import inspect
@@ -33,8 +33,7 @@ def names_used(path: Path, fields: tuple[str, ...]) -> set[str]:
 
 def table() -> dict[str, tuple[set[str], str]]:
     """Of each name in the table who takes it, and the test that notices a change."""
-    text = (ROOT.parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
-    lines = text.partition("### What we take from TRL's trainer")[2].partition("## verl")[0].splitlines()
+    lines = Path(__file__).with_name("trl_names.md").read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
     return {
         name: ({*who.split(", ")}, test)

@@ -145,6 +145,9 @@ def test_the_outline_knows_every_setting_of_the_trainer():
     assert load_outline(None, [*BASE, *words]).trainer.keys() == trainer_settings().keys()
     with pytest.raises(InputError, match="max_step: no such setting; did you mean max_steps"):
         load_outline(None, [*BASE, "--max_step", "7"])
+    flags = "--bf16 --reward_weights 1.0 2.0 --report_to wandb tensorboard"
+    given = [*BASE, *flags.split()]
+    assert load_outline(None, given).trainer == load_config(None, given).trainer
 
 
 @pytest.mark.parametrize(

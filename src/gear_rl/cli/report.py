@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gear_rl.errors import InputError
+from gear_rl.errors import InputError, input_errors
 
 
 def report(
@@ -21,10 +21,8 @@ def report(
         if not path.exists():
             raise InputError(f"{path} does not exist")
         if path.is_dir() and not (path / RUNS).exists():
-            try:
+            with input_errors():
                 page = save_run_page(path)
-            except ValueError as error:
-                raise InputError(str(error)) from None
         else:
             page = _comparison_page(path / RUNS if path.is_dir() else path)
         typer.echo(f"wrote {page}")

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from gear_rl.cli.console import error_console, out_console
-from gear_rl.errors import InputError
+from gear_rl.errors import InputError, input_errors
 from gear_rl.files import check_output
 
 
@@ -39,7 +39,7 @@ def view(
             raise InputError(f"{file} does not exist; a run writes it unless record_file says otherwise")
     if len(files) > 1 and html is None:
         raise InputError(f"{len(files)} files: only a page shows several; add --html FILE")
-    try:
+    with input_errors():
         if html is not None:
             check_output(html, files, "--html")
             with error_console.status(escape(f"packing the records into {html} ...")):
@@ -60,5 +60,3 @@ def view(
             check_output(picture, files, "--picture")
             save_picture(chosen, picture)
             typer.echo(f"wrote {picture}")
-    except ValueError as error:
-        raise InputError(str(error)) from None

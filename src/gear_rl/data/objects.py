@@ -75,7 +75,9 @@ def context_fault(value: Any, given: Mapping[str, Any]) -> str | None:
 
 def rollouts_fault(value: Any, given: Mapping[str, Any]) -> str | None:
     """What is wrong with the result of a ``rollout_func``; TRL reports a missing key."""
-    for i, ids in enumerate(value.get("completion_ids", ())):
+    if not isinstance(value, Mapping):
+        return f"{type(value).__name__}; return a dict with prompt_ids and completion_ids"
+    for i, ids in enumerate(cast(Mapping[str, Any], value).get("completion_ids", ())):
         if not len(ids):
             return f"no token for completion {i}; give at least one, such as the end of the sequence"
     return None

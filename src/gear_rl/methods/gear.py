@@ -36,8 +36,9 @@ NOISE_NATS = 1e-5
 class Gear:
     """A token where the teacher diverges opens a segment of credit, weighted by its divergence.
 
-    Our variant of GEAR (arXiv:2605.11853): ``z_t`` is the reverse KL, normalised over the completion. A
-    peak opens a segment, which ends where student entropy rises and takes the peak's ``z``. ``A_t = A w_t``, with
+    Our variant of GEAR (arXiv:2605.11853): ``z_t`` is the reverse KL, normalised over the completion. It
+    counts where the teacher's log-ratio has the sign of ``A``, and less after a mistake. A peak opens a
+    segment, which ends where student entropy rises and takes the peak's ``z``. ``A_t = A w_t``, with
     ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
     ``gear:plain`` is our reconstruction from abstract and captions, all we have read; its numbers are

@@ -171,7 +171,7 @@ def load_outline(path: str | Path | None, overrides: Sequence[str] = ()) -> RunC
     An unknown name is refused if it looks like a known one; ``load_config`` judges the others.
     """
     names = _trainer_names()
-    run = load_config(path, overrides, types=dict.fromkeys(names, Any))
+    run = load_config(path, overrides, types=dict.fromkeys(names, bool | list[Any] | Any))
     known = [*RunConfig.model_fields, *names, *NAMES, "use_peft"]
     for name in run.trainer:
         if names and name not in known and get_close_matches(name, known, cutoff=0.8):

@@ -1,6 +1,5 @@
 """The picture of completions: the terminal's panel as an SVG, GRPO's credit above the method's."""
 
-import io
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -20,11 +19,12 @@ from gear_rl.view.terminal import (
     TOKEN,
     credit_text,
     full_strength,
+    recording_console,
     rollout_panel,
     strengths,
     visible_text,
 )
-from gear_rl.view.turn_layout import by_turn
+from gear_rl.view.turn_layout import by_turn, take_tokens
 
 COLUMNS = 56
 """Characters on a line."""
@@ -89,16 +89,10 @@ def _grpo(record: Record) -> Record:
 def _drop_chat_tokens(record: Record) -> Record:
     """The record without the template's tokens that end a completion or a turn; a ``mistake`` moves along."""
     kept = [t for t, token in enumerate(record.tokens) if not (record.mask[t] and _CHAT.fullmatch(token))]
-    lists = {
-        name: getattr(record, name)
-        for name in ("tokens", "ids", "mask", "turn", "segment", "credit", "weight")
-    }
-    changes: dict[str, Any] = {name: [values[t] for t in kept] for name, values in lists.items()}
-    changes["signals"] = {name: [values[t] for t in kept] for name, values in record.signals.items()}
-    mistake = getattr(record, "mistake", None)
+    mistake, moved = getattr(record, "mistake", None), dict[str, Any]()
     if mistake is not None:
-        changes["mistake"] = kept.index(mistake) if mistake in kept else None
-    return replace(record, **changes)
+        moved["mistake"] = kept.index(mistake) if mistake in kept else None
+    return replace(take_tokens(record, kept), **moved)
 
 
 def _signal(record: Record, name: str) -> list[float]:
@@ -131,10 +125,7 @@ def save_picture(records: Iterable[Record], path: str | Path) -> None:
     """
     if Path(path).suffix.lower() != ".svg":
         raise ValueError(f"{path}: a picture of completions is an .svg; change the suffix")
-    console = Console(
-        file=io.StringIO(), record=True, width=COLUMNS + 4, color_system="truecolor", legacy_windows=False
-    )
-    for record in map(_drop_chat_tokens, records):
-        console.print(rollout_panel(record, credit=Signals(record)))
+    panels = (rollout_panel(record, credit=Signals(record)) for record in map(_drop_chat_tokens, records))
+    console = recording_console(panels, COLUMNS + 4)
     text = console.export_svg(theme=DEFAULT_TERMINAL_THEME, code_format=_SVG, unique_id="gear")
     replace_file(Path(path), text.encode())

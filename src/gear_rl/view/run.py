@@ -3,7 +3,6 @@
 Reads what a run leaves in its folder: ``trainer_state.json``, the records, ``gear.yaml``, the model card.
 """
 
-import io
 import json
 import re
 import shlex
@@ -15,14 +14,13 @@ from typing import Any, cast
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from rich.console import Console
 
 from gear_rl.files import replace_file
 from gear_rl.health import conclusion
 from gear_rl.records import RECORDS, Record, read_records
 from gear_rl.view.curves import curves_svg
 from gear_rl.view.group_notes import is_weight_on_mistake, judge_groups, share_note
-from gear_rl.view.terminal import instructiveness, rollout_panel
+from gear_rl.view.terminal import instructiveness, recording_console, rollout_panel
 
 NUMBERS = {
     "reward": "reward",
@@ -91,7 +89,7 @@ def save_run_page(folder: Path) -> Path:
 def _title(folder: Path, settings: str, chosen: Sequence[Record]) -> str:
     """Method, model and data of the run, and its folder."""
     said = dict(re.findall(r"^(model|dataset): *(.+)$", settings, re.MULTILINE))
-    trained = " on ".join(said[name] for name in ("model", "dataset") if name in said)
+    trained = " on ".join(said[name].strip("'\"") for name in ("model", "dataset") if name in said)
     return " · ".join(filter(None, (chosen[0].method if chosen else "", trained, folder.name)))
 
 
@@ -152,8 +150,5 @@ def _numbers(history: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, str, s
 
 
 def _html(record: Record) -> str:
-    console = Console(
-        file=io.StringIO(), record=True, width=_WIDTH, color_system="truecolor", legacy_windows=False
-    )
-    console.print(rollout_panel(record, legend=False))
+    console = recording_console([rollout_panel(record, legend=False)], _WIDTH)
     return console.export_html(inline_styles=True, code_format="{code}")

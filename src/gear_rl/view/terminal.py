@@ -3,6 +3,7 @@
 Picture and page share the palette, ``visible_text`` text, and the ``runs`` of a record.
 """
 
+import io
 import math
 import unicodedata
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from itertools import groupby
 from statistics import median_low
 from typing import NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.style import Style
 from rich.text import Text
@@ -141,6 +142,16 @@ def _prompt_lines(who: str, prompt: str | None) -> list[Text]:
     if prompt is None:
         return [Text(f"the {who} had no prompt of its own")]
     return [Text(f"prompt of the {who}:"), Text(visible_lines(prompt), _QUIET, overflow="fold")]
+
+
+def recording_console(panels: Iterable[RenderableType], width: int) -> Console:
+    """A console that has printed them, to be exported."""
+    console = Console(
+        file=io.StringIO(), record=True, width=width, color_system="truecolor", legacy_windows=False
+    )
+    for panel in panels:
+        console.print(panel)
+    return console
 
 
 def choose(records: Iterable[Record]) -> Record:

@@ -1,14 +1,11 @@
 """Completions coloured by credit in the trackers of a run; both libraries show a page of HTML."""
 
-import io
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from rich.console import Console
-
 from gear_rl.records import Record
-from gear_rl.view.terminal import rollout_panel
+from gear_rl.view.terminal import recording_console, rollout_panel
 
 TRACKERS = ("wandb", "trackio")
 """Libraries with ``log`` and ``Html``; TensorBoard shows no HTML."""
@@ -50,9 +47,5 @@ def completions_page(records: Iterable[Record]) -> str:
     >>> "&lt;b&gt;" in completions_page([record])
     True
     """
-    console = Console(
-        file=io.StringIO(), record=True, width=100, color_system="truecolor", legacy_windows=False
-    )
-    for record in records:
-        console.print(rollout_panel(record))
+    console = recording_console(map(rollout_panel, records), width=100)
     return console.export_html(inline_styles=True, code_format=_PAGE)

@@ -1,10 +1,12 @@
 """The layout of a record of several turns: one line for each turn and for each tool answer."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
-from gear_rl.records import Record
+from gear_rl.records import PER_TOKEN, Record
 
 _MARKUP = re.compile(r"<\|[^|<>]*\|>(?:user|assistant|tool|system)?|</?tool_response>|</?think>")
 """What Qwen's chat templates put around a tool's answer."""
@@ -40,10 +42,14 @@ def join_answers(record: Record) -> tuple[Record, list[int]]:
         texts = record.tokens[run[0] : run[-1] + 1]
         tokens += texts if trained else [_MARKUP.sub("", "".join(texts)).strip()]
         position += run if trained else run[:1]
-    lists = {name: getattr(record, name) for name in ("ids", "mask", "turn", "segment", "credit", "weight")}
-    kept = {name: [values[t] for t in position] for name, values in lists.items()}
-    signals = {name: [values[t] for t in position] for name, values in record.signals.items()}
-    return replace(record, tokens=tokens, signals=signals, **kept), position
+    return replace(take_tokens(record, position), tokens=tokens), position
+
+
+def take_tokens(record: Record, places: Sequence[int]) -> Record:
+    """The record with the tokens at these places alone."""
+    kept: dict[str, Any] = {name: [getattr(record, name)[t] for t in places] for name in PER_TOKEN}
+    kept["signals"] = {name: [values[t] for t in places] for name, values in record.signals.items()}
+    return replace(record, **kept)
 
 
 def by_turn(record: Record) -> Record:

@@ -136,7 +136,7 @@ def _gold(value: Any) -> str | None:
     if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
         try:
             inner = json.loads(value)
-        except ValueError:  # LaTeX, a set or an interval
+        except (ValueError, RecursionError):  # LaTeX, a set or an interval
             return value.strip()
         # [1, 2] is an interval; ["1", "2"] are two answers
         return (

@@ -12,7 +12,7 @@ CREDIT_NAMES = (
     "_generate_and_score_completions", "_get_per_token_logps_and_entropies", "_is_vlm", "_log_completion_extra",
     "_metrics", "_sync_tool_dicts", "_tokenize_prompts", "_tokenizer",
 )  # fmt: skip
-"""The private names of ``GRPOTrainer`` that the credit overrides or reads (docs/engines.md)."""
+"""The private names of ``GRPOTrainer`` that the credit overrides or reads (tests/engines/trl_names.md)."""
 
 
 def check_trl(version: str) -> None:
