@@ -42,6 +42,8 @@ def test_a_plain_answer_goes_before_a_solution_in_prose():
     prose = "First we count. The first ones are 94, and with the six others there are 100."
     assert math_reward([r"\boxed{100}", r"\boxed{6}"], solution=[prose] * 2, answer=["6"] * 2) == [0.0, 1.0]
     assert gold_answers({"solution": [r"so \boxed{6}"], "answer": ["18 dollars"]}, 1) == [r"so \boxed{6}"]
+    deep = "[" * 100_000
+    assert gold_answers({"answer": [deep]}, 1) == [deep]
     assert gold_answers({"reward_model": ['{"ground_truth": ["34"]}']}, 1) == ["34"]
     for worked in ("3 + 4 = 7", "3 + 4\n7", "3; 7"):
         assert gold_answers({"solution": [worked], "answer": ["7"]}, 1) == ["7"]

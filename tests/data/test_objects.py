@@ -43,6 +43,7 @@ def test_an_exception_of_a_function_names_its_line():
     with pytest.raises(InputError, match="privileged: mine:hint gave int; return text"):
         checked({"hint": 7}, None)
     assert (rollouts_fault({"completion_ids": [[1], []]}, {}) or "").startswith("no token for completion 1")
+    assert (rollouts_fault(None, {}) or "").startswith("NoneType; return a dict")
 
 
 def test_a_reward_that_takes_messages_for_text_is_told():
