@@ -96,7 +96,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--rates", default="")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--methods", default="", help="in place of the part's own, with spaces between them")
+    parser.add_argument(
+        "--methods", default="", help="of rows, contexts or score in place of its own, with spaces"
+    )
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--warm-steps", type=int, default=64)
     parser.add_argument("--rollouts", type=int, default=32)

@@ -176,6 +176,7 @@ def test_the_noise_lies_on_the_tokens_before_the_answer_only(model):
         drawn.append(noise[places].flatten())
         noise[places] = 0.0
         assert (noise == 0).all()
+    assert sum(map(len, drawn))
     assert torch.cat(drawn).std() == pytest.approx(0.25, rel=0.2)
     assert abs(torch.cat(drawn).mean()) < 0.1
 

@@ -31,7 +31,7 @@ class Truth:
 
     @classmethod
     def blank(cls, size: int, num_decisions: int, exact: bool) -> "Truth":
-        """Of so many tokens, none of which decides anything."""
+        """The facts of ``size`` tokens, none of which decides anything; to be filled in."""
         return cls([-1] * size, [False] * size, [-1] * size, [()] * size, num_decisions, exact)
 
     @property

@@ -91,8 +91,11 @@ def score(
             raise InputError(f"--methods: {name!r} is the ceiling of every score already; leave it out")
     from gear_rl.lab.marked import marked_material
     from gear_rl.lab.material import arena_material
+    from gear_rl.lab.scoring import check_names
     from gear_rl.lab.scoring import score as score_credit
     from gear_rl.runs.arena import task_of
+
+    check_names(chosen)
 
     if data is None:
         tier = tier or task_of(task).laboratory_tier

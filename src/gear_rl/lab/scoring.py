@@ -30,6 +30,8 @@ from gear_rl.versions import versions
 
 _FLOORS = ("uniform", "shuffled", "random_onsets")
 """Placebos that a method has to beat; always measured beside the others."""
+_PLAIN = ("gear", "rlsd", *_FLOORS)
+"""Methods that are scored whether they were given or not."""
 UNINFORMED = "gear_uninformed"
 """GEAR with a teacher that sees the solution of another problem."""
 ENTROPY_ONSETS = "entropy_onsets"
@@ -94,6 +96,19 @@ class _Row:
         return (self.informed, *settings, "rewards_BR" in names_of(self.method.needs), *own)
 
 
+def check_names(methods: Mapping[str, dict[str, Any]]) -> None:
+    """``InputError`` for a method under a name that a score has for something else.
+
+    >>> check_names({"gear": {"name": "gear"}, "mine": {"name": "rlsd"}})
+    """
+    for name, credit in methods.items():
+        control = name in (UNINFORMED, ENTROPY_ONSETS, *SIGNALS)
+        if control or (name in _PLAIN and credit != {"name": name}):
+            raise InputError(
+                f"--methods: {name!r} is the name of a control; choose another for {credit['name']}"
+            )
+
+
 def score(
     methods: Mapping[str, dict[str, Any]],
     material: Material,
@@ -107,13 +122,7 @@ def score(
     credit step as if sampled just now, with the method's engine settings. Measured is the absolute credit of the
     faulty completion's tokens. ``progress`` gets a method, and how many problems are done, and of how many.
     """
-    plain = {name: {"name": name} for name in ("gear", "rlsd", *_FLOORS)}
-    for name, credit in methods.items():
-        if name in (UNINFORMED, ENTROPY_ONSETS, *SIGNALS) or plain.get(name, credit) != credit:
-            raise InputError(
-                f"--methods: {name!r} is the name of a control; choose another for {credit['name']}"
-            )
-    named = plain | dict(methods)
+    named = {name: {"name": name} for name in _PLAIN} | dict(methods)
     controls = {UNINFORMED: {"name": "gear"}, ENTROPY_ONSETS: {"name": "gear", "onset_signal": "entropy"}}
     kept = credits_of(named | controls, material, progress=progress)
     rows = {

@@ -226,7 +226,10 @@ def _measure_once(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str
 
 
 def perplexity(trainer: Any, file: Path) -> float:
-    """Of the model on the paragraphs of a text, which blank lines divide: what a training forgets."""
+    """Of the model on the paragraphs of a text, which blank lines divide: what a training forgets.
+
+    Of a paragraph that is too long for the model, the beginning counts.
+    """
     from gear_rl.engines.trl.evaluation import leave_no_trace
 
     losses, count, places = 0.0, 0, max_positions(trainer.model.config)

@@ -168,7 +168,8 @@ def _fits(value: Any, hint: Any) -> bool:
 def load_outline(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """The run as far as it can be checked without TRL, whose import takes seconds: names, and our own settings.
 
-    An unknown name is refused if it looks like a known one; ``load_config`` judges the others.
+    An unknown name is refused if it looks like a known one; ``load_config`` judges the others, and which settings
+    may have no value, or several.
     """
     names = _trainer_names()
     run = load_config(path, overrides, types=dict.fromkeys(names, bool | list[Any] | Any))

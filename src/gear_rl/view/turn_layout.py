@@ -46,7 +46,7 @@ def join_answers(record: Record) -> tuple[Record, list[int]]:
 
 
 def take_tokens(record: Record, places: Sequence[int]) -> Record:
-    """The record with the tokens at these places alone."""
+    """The record with the tokens at these places alone; a ``mistake`` is not moved."""
     kept: dict[str, Any] = {name: [getattr(record, name)[t] for t in places] for name in PER_TOKEN}
     kept["signals"] = {name: [values[t] for t in places] for name, values in record.signals.items()}
     return replace(record, **kept)
