@@ -100,16 +100,7 @@ class LocalEngine(OneProcess):
         marks = None if sampled is None else _list_of("sampled", sampled, count)
         for b, own in enumerate(marks or ()):
             _list_of("sampled", own, len(ids[b]), f"tokens of completion {b}")
-        if not isinstance(advantages, Tensor):
-            advantages = _tensor_of("advantages", _list_of("advantages", advantages, count))
-        if advantages.shape != (count,):
-            raise ValueError(
-                f"advantages: shape {tuple(advantages.shape)}; give one number for each of {count}"
-            )
-        if advantages.dtype != torch.float64:  # small differences of advantages would be lost in bfloat16
-            advantages = advantages.float()
-        if advantages.device.type == "cpu":  # as rewards are
-            advantages = advantages.to(next(self.model.parameters()).device)
+        advantages = _advantages_of(advantages, count, self.model)
         device = advantages.device
         given = [None] * count if rewards is None else _list_of("rewards", rewards, count)
         groups = [*range(count)] if group is None else _list_of("group", group, count)
@@ -265,6 +256,18 @@ def _tensor_of(name: str, values: list[Any]) -> Tensor:
         raise ValueError(
             f"{name}: {values!r:.50} is no list of numbers; give one for each completion"
         ) from None
+
+
+def _advantages_of(values: Any, count: int, model: nn.Module) -> Float[Tensor, " B"]:
+    """One number for each completion, where the model computes; ``ValueError`` for another shape."""
+    if not isinstance(values, Tensor):
+        values = _tensor_of("advantages", _list_of("advantages", values, count))
+    if values.shape != (count,):
+        raise ValueError(f"advantages: shape {tuple(values.shape)}; give one number for each of {count}")
+    if values.dtype != torch.float64:  # small differences of advantages would be lost in bfloat16
+        values = values.float()
+    on_cpu = values.device.type == "cpu"  # as rewards are
+    return values.to(next(model.parameters()).device) if on_cpu else values
 
 
 def _ids_of(completions: Any, model: nn.Module) -> list[list[int]]:

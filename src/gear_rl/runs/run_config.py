@@ -110,16 +110,7 @@ def load_config(
     trainer_types = trainer_settings() if types is None else types
     fields = RunConfig.model_fields
     hints = {key: field.annotation for key, field in fields.items()} | dict(trainer_types)
-    hints |= {flag: hints.get(ours, list[str]) for flag, ours in NAMES.items()} | {"use_peft": bool}
-    pairs = [(NAMES.get(key, key), text) for key, text in parse_overrides(overrides, hints)]
-    for key, text in sorted(pairs, key=lambda pair: pair[0].count(".")):  # `credit` before `credit.alpha`
-        value = parse_word(text)
-        hint = fields[key].annotation if key in fields else trainer_types.get(key)
-        # `--run_name 007`: a text setting takes the word as it stands, unless it is null or quoted.
-        is_text = hint in (str, str | None) and not isinstance(value, str | bool | None)
-        if "list" in str(hint) and not _fits(value, hint) and _fits([value], hint):
-            value = [value]  # `--reward_weights 1.0`: one word of a list, as TRL's flags take it
-        put_word(values, key, text if is_text else value)
+    put_flags(values, overrides, hints)
     values = with_our_names(values)  # --use_peft
     if values.get("resume_from_checkpoint") is True:
         values["resume_from_checkpoint"] = "latest"
@@ -155,6 +146,19 @@ def load_config(
         return RunConfig(**own, trainer=trainer)
     except ValidationError as error:
         raise InputError(fault_in(error, hints, own)) from None
+
+
+def put_flags(values: dict[str, Any], words: Sequence[str], hints: Mapping[str, Any]) -> None:
+    """Set what the flags of ``gear train`` say; ``hints`` has the type of each key."""
+    flags = {flag: hints.get(ours, list[str]) for flag, ours in NAMES.items()} | {"use_peft": bool}
+    pairs = [(NAMES.get(key, key), text) for key, text in parse_overrides(words, {**hints, **flags})]
+    for key, text in sorted(pairs, key=lambda pair: pair[0].count(".")):  # `credit` before `credit.alpha`
+        value, hint = parse_word(text), hints.get(key)
+        # `--run_name 007`: a text setting takes the word as it stands, unless it is null or quoted.
+        is_text = hint in (str, str | None) and not isinstance(value, str | bool | None)
+        if "list" in str(hint) and not _fits(value, hint) and _fits([value], hint):
+            value = [value]  # `--reward_weights 1.0`: one word of a list, as TRL's flags take it
+        put_word(values, key, text if is_text else value)
 
 
 def _fits(value: Any, hint: Any) -> bool:
