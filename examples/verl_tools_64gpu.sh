@@ -68,9 +68,8 @@ Work through the task yourself, with the tool."'
   actor_rollout_ref.rollout.tensor_model_parallel_size=1
   actor_rollout_ref.rollout.gpu_memory_utilization=0.6
   actor_rollout_ref.rollout.multi_turn.enable=True
-  # Six calls and the turn that answers. verl would cut a tool's answer at 256 characters.
+  # Six calls and the turn that answers.
   actor_rollout_ref.rollout.multi_turn.max_assistant_turns=7
-  actor_rollout_ref.rollout.multi_turn.max_tool_response_length=20000
   actor_rollout_ref.rollout.agent.num_workers=32
 
   # Rollouts go on while the weights are trained: gear_colocate_async; a step waits for nobody's longest rollout.

@@ -40,7 +40,14 @@ from runs.test_verl_hydra_settings import ACTOR, check, config_of
             {},
             r"gear\.teacher_model_kind: 'live' .* is the student itself",
         ),
-        ({}, {f"{ACTOR}.strategy": "megatron"}, r"actor\.strategy: 'megatron'"),
+        (
+            {},
+            {"async_training.staleness_threshold": 0.1},
+            r"trainer_mode: 'gear_sync' counts in .*main_ppo alone",
+        ),
+        ({}, {"rollout.nnodes": 1}, r"trainer_mode: 'gear_sync' counts in .*main_ppo alone"),
+        ({}, {f"{ACTOR}.strategy": "fsdp"}, r"actor\.strategy: 'fsdp' .*; set it to fsdp2"),
+        ({}, {f"{ACTOR}.fsdp_config.offload_policy": True}, r"offload_policy: True"),
         ({}, {f"{ACTOR}.ulysses_sequence_parallel_size": 2}, r"ulysses_.*: 2 divides"),
         (
             {},

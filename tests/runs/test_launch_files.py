@@ -24,6 +24,7 @@ from gear_rl.runs.verl.reward_function import scorer
 CHAIN = ["--model", "arena", "--dataset", "arena/easy", "--reward", "arena", "--held_out", "8"]
 ERRANDS = ["--model", "arena/errands", "--dataset", "arena/errands/easy", "--held_out", "8"]
 BATCH = ["--per_device_train_batch_size", "64"]
+FOUR = ["--num_generations", "4"]
 
 
 def exported(folder: Path, *words: str, **options: Any) -> dict[str, int]:
@@ -118,6 +119,12 @@ def test_the_settings_become_verls(tmp_path):
     assert {name: given[name] for name in wanted} == wanted
 
 
+def test_cispo_bounds_the_ratio_as_in_trl(tmp_path):
+    given = command(tmp_path, *CHAIN, *BATCH, "--loss_type", "cispo", "--epsilon_high", "5")
+    bounds = [given[f"actor_rollout_ref.actor.clip_ratio_{side}"] for side in ("low", "high")]
+    assert [float(bound) for bound in bounds] == [1.0, 4.0], "verl's: from 1 - low to 1 + high"
+
+
 def test_a_method_in_words_becomes_its_settings(tmp_path):
     words = [*CHAIN, *BATCH, "--teacher_model_kind", "live"]
     found = command(tmp_path / "tokens", *words, "--credit", "gear:tokens,alpha=2")
@@ -152,6 +159,16 @@ REFUSED = {
     "importance_sampling_level: 'sequence'": ["--importance_sampling_level", "sequence"],
     "scale_rewards: 'batch'": ["--scale_rewards", "batch"],
     "num_generations: 7 does not divide": ["--num_generations", "7"],
+    "--gpus: 8 does not divide the 12 completions": [
+        "--gradient_accumulation_steps",
+        "3",
+        *BATCH[:1],
+        "4",
+        *FOUR,
+    ],
+    "save_strategy: 'best'": ["--save_strategy", "best"],
+    "eval_strategy: 'epoch'": ["--eval_strategy", "epoch"],
+    "save_steps: 0.1 is a share": ["--save_steps", "0.1"],
     "reward: verl takes none": ["--reward", "judges:long"],
 }
 
@@ -164,7 +181,7 @@ def test_what_cannot_be_exported_is_one_error_and_writes_nothing(message, tmp_pa
     base = {"--environment": CHAIN[:4], "judges:long": ERRANDS}
     words = [*next((found for key, found in base.items() if key in words), CHAIN[:6]), *words]
     with pytest.raises(InputError, match=re.escape(message)):
-        exported(tmp_path / "out", *words, *BATCH)
+        exported(tmp_path / "out", *BATCH, *words)
     assert not (tmp_path / "out").exists()
 
 

@@ -117,6 +117,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_a_run(models):
         ({"teacher": "base", "teacher_model_kind": "live"}, r"gear\.teacher: 'base', but"),
         ({"tool_time_limit": "long"}, r"gear\.tool_time_limit: 'long'"),
         ({"privileged": "nowhere:function"}, r"gear\.privileged: cannot import 'nowhere'"),
+        ({"environment": "nowhere:Desk"}, r"gear\.environment: cannot import 'nowhere'"),
         (
             {"teacher": "live", "teacher_model": "x"},
             r"gear\.teacher: 'live' names .* gear\.teacher_model; leave",

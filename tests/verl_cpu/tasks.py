@@ -26,9 +26,10 @@ def write(folder: Path, task: str, tier: str, *, num: int = 512) -> Path:
 
 def _row(task: str, index: int, row: dict[str, Any]) -> dict[str, Any]:
     """One row of verl: what is judged, what an environment is reset with, and who plays it."""
-    extra = {name: value for name, value in row.items() if name != "prompt"}
-    agent = {"agent_name": "gear_env"} if get_task(task).agent else {}
-    return agent | {
+    own = ("prompt", "privileged_context")
+    extra = {name: value for name, value in row.items() if name not in own}
+    more = {"agent_name": "gear_env"} if get_task(task).agent else {own[1]: row[own[1]]}
+    return more | {
         "data_source": f"arena/{task}",
         "prompt": row["prompt"],
         "reward_model": {"style": "rule", "ground_truth": row.get("answer", "")},

@@ -51,6 +51,15 @@ class Vault:
         time.sleep(1.0)
         return "late"
 
+    def dial(self, digits: list[int], note: str | int | None = None) -> str:
+        """Dials.
+
+        Args:
+            digits: the combination
+            note: anything
+        """
+        return f"dialled {digits}"
+
     def get_reward(self) -> float:
         return float(self.turns)
 
@@ -84,9 +93,9 @@ def tokenizer():
     return tokenizer
 
 
-def rollout(tokenizer: Any, *texts: str):
+def rollout(tokenizer: Any, *texts: str, form: str = "hermes"):
     """The server that spoke for the model, and the result of a rollout in the vault."""
-    turns = {"max_user_turns": None, "max_assistant_turns": None, "max_parallel_calls": 2, "format": "hermes"}
+    turns = {"max_user_turns": None, "max_assistant_turns": None, "max_parallel_calls": 2, "format": form}
     cut = {"max_tool_response_length": 256, "tool_response_truncate_side": "middle"}
     config = OmegaConf.create(
         {
@@ -123,7 +132,7 @@ def test_the_student_never_sees_the_environments_facts(tokenizer):
     assert output.reward_score == 1.0
     assert [m["role"] for m in seen["messages"]] == ["assistant", "tool", "assistant"]
     assert seen["messages"][1]["name"] == "look" and seen["messages"][1]["failure"] is None
-    assert {tool["function"]["name"] for tool in seen["tools"]} == {"look", "shout", "wait"}
+    assert {tool["function"]["name"] for tool in seen["tools"]} == {"look", "shout", "wait", "dial"}
     assert seen["prompt"][0]["content"] == "Open it. The vault is shut. {'place': 'attic'}"
     assert len(server.shown) == 2
 
@@ -135,6 +144,12 @@ def test_the_student_never_sees_the_environments_facts(tokenizer):
     text = tokenizer.decode(sampled)
     assert "look" in text and "done" in text and "nothing in attic" not in text
     assert "nothing in attic" in tokenizer.decode(output.response_ids)
+
+
+def test_a_call_in_xml_has_its_lists(tokenizer):
+    text = "<tool_call>\n<function=dial>\n<parameter=digits>\n[4, 7]\n</parameter>\n</function>\n</tool_call>"
+    _, output = rollout(tokenizer, text, form="qwen3_coder")
+    assert output.extra_fields[SEEN]["messages"][1]["content"] == "dialled [4, 7]"
 
 
 def test_control_tokens_in_an_answer_stay_text(tokenizer):

@@ -16,5 +16,8 @@ def test_two_ranks_learn_with_the_credit_of_one_process(chain: Path, tmp_path: P
     assert len(spread) > 0.9 * len(used)
     assert sum(width > 0.1 for width in spread) > 0.5 * len(spread)
     saved = run.watched("credit1")
+    assert all(row["privileged_context"].endswith(row["answer"]) for row in saved["batch"]["rows"]), (
+        "a column"
+    )
     alone = reference.credited(saved["batch"], chain / "model", "gear")
     reference.assert_same(saved, alone, at_least=64)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import verl
+from omegaconf import OmegaConf, open_dict
 
 from gear_rl.cli.doctor import registration_fault
 from gear_rl.engines.verl import checks
@@ -16,6 +17,7 @@ from gear_rl.runs.verl.launch_files import export, hydra_value, read_run
 from support.launching import options, overrides
 
 ROOT = Path(__file__).parents[2]
+FSDP2 = "actor_rollout_ref.actor.strategy=fsdp2"
 RECIPES = sorted((ROOT / "examples").glob("verl_*.sh"))
 ARENA = ["--per_device_train_batch_size", "64", "--held_out", "8", "--model"]
 EXPORTS = {
@@ -86,7 +88,8 @@ def test_the_base_teacher_loads_verls_reference_and_changes_no_setting(words, lo
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     rollout = "actor_rollout_ref.rollout"
-    config = composed([f"{rollout}.name=vllm", f"{rollout}.log_prob_micro_batch_size_per_gpu=4", *words])
+    own = [FSDP2, f"{rollout}.name=vllm", f"{rollout}.log_prob_micro_batch_size_per_gpu=4"]
+    config = composed([*own, *words])
     before = copy.deepcopy(config)
     trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
     trainer._init_resource_pool_mgr()
@@ -105,6 +108,7 @@ def test_the_base_teacher_loads_verls_reference_and_changes_no_setting(words, lo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["actor_rollout_ref.actor.fsdp_config.offload_policy=True"], "fsdp_config.offload_policy: True"),
         (["actor_rollout_ref.ref.ulysses_sequence_parallel_size=2"], "ref.ulysses_.*: 2 divides"),
         (
             ["actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size=2"],
@@ -117,8 +121,20 @@ def test_the_base_teacher_loads_verls_reference_and_changes_no_setting(words, lo
     ],
 )
 def test_the_refused_settings_have_verls_names(words, message):
-    config = composed(["+gear=gear", *words])
+    config = composed(["+gear=gear", FSDP2, *words])
     with pytest.raises(InputError, match=message):
+        checks.check(config, read_config(config))
+
+
+@pytest.mark.parametrize(
+    "name", ["fully_async_policy/config/fully_async", "one_step_off_policy/config/one_step_off"]
+)
+def test_a_command_of_verls_that_reads_no_trainer_mode_is_refused(name):
+    theirs = OmegaConf.load(Path(verl.__file__).parent / "experimental" / f"{name}_ppo_trainer.yaml")
+    config = composed(["+gear=gear"])
+    with open_dict(config):
+        config.merge_with({key: theirs[key] for key in theirs if key not in ("defaults", "hydra")})
+    with pytest.raises(InputError, match=r"trainer_mode: 'gear_sync' counts in verl.trainer.main_ppo alone"):
         checks.check(config, read_config(config))
 
 
@@ -127,7 +143,7 @@ def test_rollouts_are_divided_among_the_ranks_of_the_actor_alone():
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    config = composed(["+gear=gear", "gear.teacher=live", "actor_rollout_ref.rollout.name=vllm"])
+    config = composed(["+gear=gear", FSDP2, "gear.teacher=live", "actor_rollout_ref.rollout.name=vllm"])
     trainer = get_trainer_cls("gear_sync")(config)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(8))})
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 12)  # with a reward model's

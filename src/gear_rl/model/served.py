@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from http.client import HTTPException
 from itertools import count
 from typing import Any, Literal, cast
 from urllib.error import HTTPError, URLError
@@ -128,7 +129,7 @@ class ServedTeacher(Teacher):
                     names = [*found][: self.top_k + 1]
                     top_id[b, t, : len(names)] = torch.tensor(names)
                     top[b, t, : len(names)] = torch.tensor([found[name] for name in names])
-            except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
+            except (OSError, HTTPException, KeyError, IndexError, TypeError, ValueError) as error:
                 if isinstance(error, URLError) and not isinstance(error, HTTPError):
                     down.append(error)  # the others would only wait for it
                 return error
@@ -175,7 +176,7 @@ class ServedTeacher(Teacher):
                 request = Request(self.url + path, data, {"Content-Type": "application/json"})
                 with urlopen(request, timeout=self.timeout) as response:
                     return json.load(response)
-            except OSError as error:
+            except (OSError, HTTPException) as error:
                 refused = isinstance(error, HTTPError) and error.code in REFUSED
                 if refused or attempt == self.retries:
                     raise

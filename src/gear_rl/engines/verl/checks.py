@@ -66,6 +66,9 @@ def _refusals(config: Any, settings: VerlSettings) -> Iterator[tuple[str, str]]:
     if value(key := "trainer.v1.trainer_mode") not in TRAINERS:
         fix = " or ".join(TRAINERS)
         yield key, f"does not assign token credit, though there is a section gear; set it to {fix}"
+    if value("async_training") is not None or value("rollout") is not None:
+        why = "counts in verl.trainer.main_ppo alone, and this command would assign no token credit"
+        yield "trainer.v1.trainer_mode", f"{why}; run that one"
     if value(key := "algorithm.adv_estimator") in TOKEN_ESTIMATORS:
         why = "gives every token an advantage of its own, and token credit divides one per completion"
         yield key, f"{why}; use grpo or rloo"
@@ -78,10 +81,12 @@ def _refusals(config: Any, settings: VerlSettings) -> Iterator[tuple[str, str]]:
         yield key, f"{why}; set it to True, or distillation.enabled to False"
     if not needs_passes(settings.method):
         return
-    if value(key := f"{actor}.strategy") not in ("fsdp", "fsdp2"):
-        why = f"divides the vocabulary among its ranks, so the exact signals of {name!r} cannot be computed there"
+    if value(key := f"{actor}.strategy") != "fsdp2":
+        why = f"keeps the head's weights in another form than the exact signals of {name!r} are computed from"
         fix = "set it to fsdp2, or take a method that needs no pass (uniform, gigpo, mt_grpo)"
         yield key, f"{why}; {fix}"
+    if value(key := f"{actor}.fsdp_config.offload_policy"):
+        yield key, "keeps the head's weights off the device; set it to False"
     if value(key := f"{model}.use_fused_kernels"):
         yield key, "replaces the model's forward, which the signals were never run with; set it to False"
     reference, size = reads_reference(config, settings), "ulysses_sequence_parallel_size"

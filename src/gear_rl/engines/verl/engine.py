@@ -206,7 +206,7 @@ def placed_by_group(groups: Sequence[int], parts: int) -> list[int]:
         raise ValueError(
             f"data.train_batch_size: the groups of {len(set(groups))} prompts cannot be divided evenly among "
             f"{parts} ranks, and this method compares hidden states of a whole group; make it a multiple of the "
-            "ranks"
+            "ranks; if it is one, rollouts have failed, and verl's log says why"
         )
     return order
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from gear_rl.engine import Tokenizer, messages_of
 from gear_rl.engines.verl.engine import pad_rows
-from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS
+from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS, texts_of
+from gear_rl.errors import InputError
 from gear_rl.rollouts import LOGGED, Completions, RolloutBatch, ToolUse, left_padded
 from gear_rl.tensor.lists import float_list, int_list
 
@@ -108,17 +109,33 @@ def seen_rows(columns: Columns, rows: int) -> list[dict[str, Any]]:
 
 
 def dataset_row(columns: Columns, b: int) -> dict[str, Any]:
-    """The row of the dataset: ``extra_info`` with the ground truth and the source.
+    """The row of the dataset: ``extra_info``, other columns of the table, the ground truth and the source.
 
     >>> columns = {"extra_info": [{"answer": "so 4"}], "reward_model": [{"ground_truth": "4"}]}
-    >>> dataset_row(columns, 0)
-    {'answer': 'so 4', 'ground_truth': '4'}
+    >>> dataset_row(columns | {"solution": ["2 + 2 is 4"]}, 0)
+    {'answer': 'so 4', 'solution': '2 + 2 is 4', 'ground_truth': '4'}
     """
     entry = {name: values[b] for name, values in columns.items()}
     row = dict(entry.get("extra_info") or {})
     truth = (entry.get("reward_model") or {}).get("ground_truth")
-    facts = {"ground_truth": truth, "data_source": entry.get("data_source")}
+    facts = {name: value for name, value in entry.items() if name not in (*COLUMNS, SAMPLED)}
+    facts |= {"ground_truth": truth, "data_source": entry.get("data_source")}
     return row | {name: value for name, value in facts.items() if value is not None and name not in row}
+
+
+def check_text(prompts: Sequence[Sequence[Mapping[str, Any]]], method: str) -> None:
+    """``InputError`` for a prompt with an image, a video or a sound.
+
+    >>> check_text([[{"role": "user", "content": [{"type": "image", "image": ...}]}]], "gear")
+    Traceback (most recent call last):
+    gear_rl.errors.InputError: raw_prompt: has more than text, which 'gear' would score as if it were text; ...
+    """
+    for content in (message.get("content") for prompt in prompts for message in prompt):
+        if not isinstance(content, str | None) and len(texts_of(content)) < len(content):
+            raise InputError(
+                f"raw_prompt: has more than text, which {method!r} would score as if it were text; take text "
+                "alone, or train with TRL"
+            )
 
 
 def _advantages(columns: Columns, mask: Tensor) -> Tensor:

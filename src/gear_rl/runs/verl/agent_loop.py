@@ -10,12 +10,13 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from transformers.utils.chat_template_utils import get_json_schema
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
-from verl.tools.schemas import ToolResponse
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from gear_rl.credit.control_tokens import control_pattern, defuse_text
 from gear_rl.engines.tools import ToolGuard, tool_functions
@@ -46,17 +47,19 @@ class EnvironmentLoop(ToolAgentLoop):
         hidden = (self.settings.config.privileged_column, PRIVILEGED_CONTEXT)
         shown = {name: value for name, value in given.items() if name not in hidden}
         prompt = [dict(message) for message in row["raw_prompt"]]
-        observation = environment.reset(**shown)
+        # In a thread, as tools are: an environment that waits delays no other rollout.
+        observation = await asyncio.to_thread(environment.reset, **shown)
         if observation is not None:
             prompt[-1]["content"] = f"{prompt[-1]['content']}{observation}"
         self.methods = {name: getattr(environment, name) for name in tool_functions(type(environment))}
-        self.tools, self.tool_schemas = {}, [get_json_schema(method) for method in self.methods.values()]
+        self.tool_schemas = [get_json_schema(method) for method in self.methods.values()]
+        self.tools = {schema["function"]["name"]: _parsed_tool(schema) for schema in self.tool_schemas}
         with self.guard.serving():
             output = await super().run(sampling_params, priority=priority, **{**row, "raw_prompt": prompt})
         seen = self._seen(prompt, environment, output)
         output.extra_fields = {**output.extra_fields, SEEN: seen, "reward_extra_info": {}}
         if hasattr(environment, "get_reward"):
-            output.reward_score = float(environment.get_reward())
+            output.reward_score = float(await asyncio.to_thread(environment.get_reward))
         return output
 
     async def _handle_pending_state(self, agent_data: Any, sampling_params: dict[str, Any]) -> Any:
@@ -82,7 +85,7 @@ class EnvironmentLoop(ToolAgentLoop):
             return str(await method(**arguments))
         limit = self.settings.config.tool_time_limit
         try:
-            # A tool that waits delays no other rollout; one that never returns stays in its thread.
+            # One that never returns stays in its thread.
             return str(await asyncio.wait_for(asyncio.to_thread(method, **arguments), limit))
         except TimeoutError:
             text = f"the tool took more than {limit:g} seconds"
@@ -110,6 +113,15 @@ class EnvironmentLoop(ToolAgentLoop):
             "tool_counts": self.guard.report(messages, last, tools, self.control),
             **facts,
         }
+
+
+def _parsed_tool(schema: Mapping[str, Any]) -> SimpleNamespace:
+    """A tool as verl's parsers of calls read it; what has no type there is text, which the guard checks."""
+    function = schema["function"]
+    given = function["parameters"]
+    properties = {name: {"type": "string", **own} for name, own in given["properties"].items()}
+    read = {**schema, "function": {**function, "parameters": {**given, "properties": properties}}}
+    return SimpleNamespace(tool_schema=OpenAIFunctionToolSchema.model_validate(read))
 
 
 def _last_turn(ids: list[int], mask: list[int]) -> list[int]:

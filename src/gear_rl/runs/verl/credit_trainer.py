@@ -20,6 +20,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 from verl.utils.tensordict_utils import get_tensordict
 
+from gear_rl.credit.credit_config import PRIVILEGED_COLUMNS
 from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import for_loss, step
@@ -37,7 +38,15 @@ from gear_rl.engines.verl.engine import (
     jagged_rows,
     signal_field,
 )
-from gear_rl.engines.verl.rollouts import COLUMNS, SAMPLED, Columns, log_prob_gap, rollout_batch, seen_rows
+from gear_rl.engines.verl.rollouts import (
+    COLUMNS,
+    SAMPLED,
+    Columns,
+    check_text,
+    log_prob_gap,
+    rollout_batch,
+    seen_rows,
+)
 from gear_rl.engines.verl.worker import CreditWorker
 from gear_rl.errors import InputError
 from gear_rl.files import replace_file
@@ -45,7 +54,7 @@ from gear_rl.model.forwards import max_positions
 from gear_rl.records import Record, RecordWriter
 from gear_rl.rollouts import RolloutBatch
 from gear_rl.runs.verl.hydra_settings import read_config
-from gear_rl.signals.table import needs_context
+from gear_rl.signals.table import needs_context, needs_passes
 
 logger = logging.getLogger(__name__)
 
@@ -136,13 +145,17 @@ class CreditTrainer:
         ``sampled`` is the mask of each key before verl rejected any token.
         """
         real = [r for r, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        keys = [batch.keys[r] for r in real]
+        keys, credit = [batch.keys[r] for r in real], self.credit
+        own = {credit.config.privileged_column, credit.config.teacher_contrast, *PRIVILEGED_COLUMNS}
+        names = tuple(dict.fromkeys((*COLUMNS, *sorted(own - {None}))))
         columns = {
-            **self._columns(keys, batch.partition_id, COLUMNS),
+            **self._columns(keys, batch.partition_id, names),
             SAMPLED: [sampled[key] for key in keys],
         }
         rollouts = rollout_batch(columns, keys, self.global_steps - 1, self.tokenizer)
-        engine, credit = self._engine(batch, real, columns, metrics), self.credit
+        if needs_passes(credit.method):
+            check_text(rollouts.prompts, credit.method.name)
+        engine = self._engine(batch, real, columns, metrics)
         if needs_context(credit.method) and credit.config.teacher_prompt == "render":
             self._check_prompts(rollouts, columns, engine)
         result = step(rollouts, credit.method, engine, credit.config, privileged=credit.privileged)

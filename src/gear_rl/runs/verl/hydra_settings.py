@@ -72,6 +72,8 @@ def read_settings(section: Mapping[str, Any], batch_size: int | None = None) -> 
         config = EngineConfig(**engine).resolved(method)
         environment, path = (checked_value(key, given.get(key), str | None) for key in _OBJECTS)
     function = None if path is None else import_object(path, "gear.privileged")
+    if environment not in (None, "arena"):
+        environment_factory(environment, {})  # or every rollout would fail, on a worker
     return VerlSettings(method=method, config=config, privileged=function, environment=environment)
 
 

@@ -84,6 +84,8 @@ _CHOICES = {
     "lr_scheduler_type": ("constant_with_warmup", "constant", "cosine", "linear"),
     "importance_sampling_level": ("token",),
     "scale_rewards": ("group", "none", "True", "False"),
+    "save_strategy": ("steps", "no"),
+    "eval_strategy": ("steps", "no"),
 }
 _NO_NEED = {"use_vllm", "vllm_mode", "bf16", "fp16", "logging_steps", "use_cpu", "output_dir"}
 _LORA: dict[str, Any] = {"r": 8, "lora_alpha": 8, "target_modules": None, "exclude_modules": None}
@@ -250,6 +252,9 @@ def _check_settings(settings: Mapping[str, Any], lora: Mapping[str, Any] | None)
     for name, choices in _CHOICES.items():
         if str(settings[name]) not in choices:
             raise InputError(f"{name}: {settings[name]!r} is not in verl; use {' or '.join(choices)}")
+    for name in ("save_steps", "eval_steps", "warmup_steps"):
+        if 0 < (settings[name] or 0) < 1:
+            raise InputError(f"{name}: {settings[name]} is a share of the run; verl takes a number of steps")
     for name, value in (lora or {}).items():
         if name not in _LORA and (name, value) not in (("lora_dropout", 0.0), ("bias", "none")):
             raise InputError(
@@ -271,6 +276,8 @@ def _batch(settings: Mapping[str, Any], gpus: int) -> dict[str, int]:
             f"num_generations: {settings['num_generations']} does not divide the {total} completions of a step "
             "(per_device_train_batch_size x gradient_accumulation_steps)"
         )
+    if total % gpus:
+        raise InputError(f"--gpus: {gpus} does not divide the {total} completions of a step, as verl demands")
     return {"prompts": prompts, "micro": math.gcd(settings["per_device_train_batch_size"], total // gpus)}
 
 
