@@ -120,6 +120,8 @@ def _record(line: bytes) -> Record:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error}); delete the line") from None
     row = cast(dict[str, Any], row) if isinstance(row, dict) else {}
+    if isinstance(row.get("format"), int) and row["format"] > FORMAT:
+        raise ValueError(f"format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl")
     missing = _REQUIRED - row.keys()
     if missing:
         raise ValueError(f"not a credit record, it lacks {', '.join(sorted(missing))}")
@@ -137,8 +139,6 @@ def _record(line: bytes) -> Record:
         values[:] = [math.nan if value is None else value for value in values]
     if known["advantage"] is None:
         known["advantage"] = math.nan
-    if isinstance(row["format"], int) and row["format"] > FORMAT:
-        raise ValueError(f"format {row['format']}, but this version reads {FORMAT}; upgrade gear-rl")
     try:
         return _RECORD.validate_python(known)
     except ValidationError as error:

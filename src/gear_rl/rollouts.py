@@ -196,6 +196,22 @@ class RolloutBatch:
         return torch.tensor([reward is not None for reward in self.rewards], device=self.advantage_B.device)
 
 
+def equal_groups(rewards_BR: Tensor, group: Sequence[int], judged: Sequence[bool]) -> list[bool]:
+    """Whether a rollout's group has two or more rewards that are all equal; those not ``judged`` have none.
+
+    Their advantage is 0. An engine's is rounding, which a small deviation makes as large as 0.1.
+
+    >>> rewards_BR = torch.tensor([[0.3], [0.3], [0.3], [1.0], [0.3], [0.0], [0.3]])
+    >>> equal_groups(rewards_BR, [0, 0, 1, 1, 2, 2, 2], [True] * 5 + [False, True])
+    [True, True, False, False, True, True, True]
+    """
+    seen: dict[int, list[tuple[float, ...]]] = {number: [] for number in group}
+    for number, rewards, is_judged in zip(group, rewards_BR.tolist(), judged, strict=True):
+        if is_judged:
+            seen[number].append(tuple(rewards))
+    return [len(seen[number]) > 1 and len({*seen[number]}) == 1 for number in group]
+
+
 def succeeds(reward: float, success_reward: float) -> bool:
     """Whether a reward is a success; engines keep rewards in float32, where 0.7 is a little less than 0.7.
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from datasets import Dataset
 
 from engines import tiny
@@ -37,7 +38,7 @@ def rows(tools=FUNCTIONS):
     )
 
 
-def make(folder, model, dataset, **options):
+def make(folder, model, dataset, reward=tool_call_reward, **options):
     settings = tiny.settings(
         folder,
         record_file=str(folder / "records.jsonl"),
@@ -47,7 +48,7 @@ def make(folder, model, dataset, **options):
         max_steps=1,
     )
     trainer = Scripted(
-        model, tool_call_reward, GEARConfig(**settings), dataset, credit=Gear(onset_floor_nats=0.0), **options
+        model, reward, GEARConfig(**settings), dataset, credit=Gear(onset_floor_nats=0.0), **options
     )
     trainer.scripts = [[CALLS[i % 2]] for i in range(8)]
     return trainer
@@ -69,6 +70,25 @@ def test_each_prompt_shows_its_own_functions(tiny_model, tmp_path, as_text):
         assert FUNCTIONS[1 - own][0]["function"]["name"] not in record.teacher_prompt
     assert {record.reward for record in records} == {0.0, 1.0}
     assert trainer.environment_factories is None
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_rounding_of_equal_rewards_is_no_advantage(tiny_model, tmp_path, equal):
+    def reward(completions, **_):
+        return [0.3 if equal or i % 2 else 0.4 for i in range(len(completions))]
+
+    trainer = make(tmp_path, tiny_model, rows(), reward=reward)
+    rounding, seen, spread = torch.full((8,), 0.125), [], trainer._run_credit_step
+
+    def rounded(output):
+        seen.append(spread(output | {"advantages": rounding}))
+        return output["advantages"]
+
+    trainer._run_credit_step = rounded
+    trainer.train()
+    records = read_records(tmp_path / "records.jsonl")
+    assert {record.advantage for record in records} == {0.0 if equal else 0.125}
+    assert (seen[0] is rounding) == equal, "TRL's own advantages stay"
 
 
 def test_a_column_that_no_prompt_shows_is_said(tiny_model, tmp_path, caplog):

@@ -11,7 +11,7 @@ from gear_rl.methods import METHODS
 from support.batches import Letters, PlacesEngine
 
 
-def batch_of(**changes):
+def batch_of(grouped=True, **changes):
     """Two prompts, whose keys have an underscore, with two rollouts each; the second of each prompt is right."""
     lengths = [2, 3, 1, 2]
     given = {
@@ -29,7 +29,8 @@ def batch_of(**changes):
         "extra_fields": [{}] * 4,
         SAMPLED: [torch.ones(n).long() for n in lengths],
     }
-    return rollout_batch({**given, **changes}, ["a_b_0_0", "a_b_1_0", "a_c_0_0", "a_c_1_0"], 3, Letters())
+    keys = ["a_b_0_0", "a_b_1_0", "a_c_0_0", "a_c_1_0"]
+    return rollout_batch({**given, **changes}, keys, 3, Letters(), grouped=grouped)
 
 
 def test_rollouts_of_one_prompt_are_a_group():
@@ -52,6 +53,18 @@ def test_a_completion_has_one_advantage_that_of_its_trained_tokens():
     trained = [torch.zeros(2).long(), torch.tensor([1, 0, 1]), *(row.long() for row in ones[2:])]
     batch = batch_of(advantages=[torch.zeros(2), *uneven[1:]], response_mask=trained)
     assert batch.advantage_B.tolist() == [0.0, 1.0, 1.0, 1.0]
+
+
+def test_the_rounding_of_equal_rewards_is_no_advantage():
+    lengths, rounding = [2, 3, 1, 2], [0.1, 0.1, -1.0, 1.0]
+    given = {
+        "rm_scores": [
+            torch.tensor([0.0] * (n - 1) + [r]) for n, r in zip(lengths, (0.3, 0.3, 0, 1), strict=True)
+        ],
+        "advantages": [torch.full((n,), a) for n, a in zip(lengths, rounding, strict=True)],
+    }
+    assert batch_of(**given).advantage_B.tolist() == [0.0, 0.0, -1.0, 1.0]
+    assert batch_of(grouped=False, **given).advantage_B.tolist() == pytest.approx(rounding)
 
 
 WHOLE = [1, 1, 1, 0, 1, 1]

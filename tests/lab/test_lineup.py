@@ -19,6 +19,9 @@ def test_a_list_of_methods_is_split_between_methods():
     assert own["gear*stare:teacher_model_kind=live,rollouts=24"] == {"rollouts": 24}
     placebo = build_method(parse_method(blind)[1])
     assert placebo == RandomOnsets(of=Gear(aligned="one", clip=(0.5, 2.0)), seed=3)
+    for text in ("shuffled:of=opsd", "random_onsets:of.onset_rule=never"):
+        with pytest.raises(InputError, match=f"--methods: {text} is no placebo"):
+            line_up([text])
     with pytest.raises(InputError, match=r"'own' stands for .* rename one"):
         parse_methods(["own=rlsd:", "own=gear:"])
     for name in ("uniform", "oracle", "uniform@0.0001"):

@@ -6,6 +6,7 @@ import torch
 from gear_rl.method_builder import build_method
 from gear_rl.methods import (
     Cast,
+    EntropyForks,
     Gear,
     Gigpo,
     Mixed,
@@ -30,7 +31,7 @@ SIGNALS = TokenSignals(
 )
 
 
-def test_a_product_of_weights_has_mean_1():
+def test_a_product_of_weights_has_the_product_of_their_means():
     # RLSD's weights are 1.1, 1, 0.9; STARE's 2, 1, 1 on the most surprising of equals, so on all: use its share.
     one, other = Rlsd(), Stare(weight=2.0)
     weights = [
@@ -39,12 +40,25 @@ def test_a_product_of_weights_has_mean_1():
             *(m(torch.tensor([2.0]), SIGNALS).advantage[MASK].tolist() for m in (one, other)), strict=True
         )
     ]
-    expected = [2.0 * w / (sum(weights) / 3) for w in weights]
+    expected = [2.0 * 2.0 * w / (sum(weights) / 3) for w in weights]
     credit = Mixed(first=one, second=other)(torch.tensor([2.0]), SIGNALS)
     assert credit.advantage[MASK].tolist() == pytest.approx(expected)
-    assert credit.advantage[MASK].mean().item() == pytest.approx(2.0)
+    assert credit.advantage[MASK].mean().item() == pytest.approx(4.0), "STARE's mean is 2 here"
     assert credit.segment_id.tolist() == [[0, 1, -1, 2]]
     assert not Mixed(first=one, second=other)(torch.tensor([0.0]), SIGNALS).advantage.any()
+
+
+def test_a_neutral_factor_changes_nothing():
+    """Forks keep one token of four here: scaled to mean 1 it would have four times GRPO's advantage."""
+    signals = TokenSignals(
+        mask=torch.ones(2, 4, dtype=torch.bool),
+        student_entropy=torch.tensor([[0.1, 2.0, 0.2, 0.3], [0.1, 0.1, 0.1, 0.1]]),
+    )
+    forks, advantage_B = EntropyForks(top_share=0.125), torch.tensor([1.0, -1.0])
+    credit = Mixed(first=forks, second=Uniform())(advantage_B, signals)
+    assert (
+        credit.advantage.tolist() == forks(advantage_B, signals).advantage.tolist() == [[0, 1, 0, 0], [0] * 4]
+    )
 
 
 def test_a_sum_weighs_advantages_and_what_is_distilled():

@@ -108,6 +108,11 @@ def test_records_without_a_checkpoint_are_kept_and_the_run_begins_anew(used):
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("saved so early; open so early/report.html, or: gear view 'so early'\n")
     assert (folder / "so early" / "records.1.jsonl").read_text() == "ended before a checkpoint\n"
+    with (folder / "so early" / "records.jsonl").open("a") as file:
+        file.write('{"half')
+    done = call("--max_steps", "2", "--output_dir", "so early", "--resume_from_checkpoint", "latest")
+    assert done.returncode == 0 and "no page of the run: so early/records.jsonl, line 5: not JSON" in done.stderr
+    assert done.stdout.endswith("saved so early; gear view 'so early'\n"), done.stdout
 
 
 def test_fewer_rows_than_a_batch_takes_are_refused(used):

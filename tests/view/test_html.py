@@ -116,7 +116,7 @@ def test_the_solution_of_the_group_stands_beside_with_its_first_difference(tmp_p
     assert block(page, "r0")["mistake"] is None
     assert index(page)["first"] == 2
     assert index(page)["note"].endswith("The page opens on one of these.")
-    assert block(page, "texts")["rows"][2] == "7 9!"
+    assert block(page, "texts")["rows"][2] == "1+1\n7 9!", "prompt and completion"
 
 
 def test_the_title_names_method_and_model(tmp_path):

@@ -35,6 +35,14 @@ def test_the_head_names_method_model_data_day_and_versions(tmp_path):
     assert "First and last: means of the first and the last 2 steps of 10 logged ones" in page
 
 
+def test_records_of_another_name_are_shown(tmp_path):
+    page_of(tmp_path)
+    (tmp_path / "records.jsonl").rename(tmp_path / "other.jsonl")
+    assert "Where the credit went" not in save_run_page(tmp_path).read_text(encoding="utf-8")
+    (tmp_path / "gear.yaml").write_text("model: m\ndataset: d\nrecord_file: other.jsonl\n")
+    assert "Where the credit went" in save_run_page(tmp_path).read_text(encoding="utf-8")
+
+
 def test_a_run_without_a_comparison_says_so(tmp_path):
     command = f"gear compare --config '{tmp_path / 'my run' / 'gear.yaml'}' --quick"
     page = page_of(tmp_path / "my run")

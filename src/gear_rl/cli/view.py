@@ -30,6 +30,8 @@ def view(
 
     if html is not None and (picture is not None or number):
         raise InputError("--html: its page has every record; leave out --picture and --number")
+    if prompts and (html is not None or picture is not None):
+        raise InputError("--prompts: is for the terminal; a page has them all, a picture none")
     for file in files:
         if (file / RUNS).exists():
             raise InputError(f"{file} is a comparison, which keeps no completions; open {file}/report.html")

@@ -8,7 +8,7 @@ from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.errors import InputError
 from gear_rl.lab.oracle import ORACLE
 from gear_rl.method_builder import COMBINED, COMMA, build_method, credit_settings
-from gear_rl.traits import engine_settings_of
+from gear_rl.traits import engine_settings_of, is_even
 
 BASELINE = "uniform"
 """GRPO: in every comparison."""
@@ -106,8 +106,21 @@ def line_up(
         if not (isinstance(own[name].get(SFT, 0), int | float) and 0 <= own[name].get(SFT, 0) <= 1):
             raise InputError(f"--methods: {name}: sft: {own[name][SFT]}; give a share of the steps, 0 to 1")
         given_here = take_settings(credit, [field.name for field in fields(CreditConfig)])
-        engine[name] = engine_settings_of(build_method(credit)) | dict(usual) | given_here
+        method = build_method(credit)
+        _check_placebo(name, method)
+        engine[name] = engine_settings_of(method) | dict(usual) | given_here
     return named, engine, own, ceiling
+
+
+def _check_placebo(name: str, method: Any) -> None:
+    """``InputError`` for a placebo that is the method it is made of."""
+    why = None
+    if method.name == "shuffled" and is_even(method.of):
+        why = f"{method.of.name!r} gives all tokens of a completion the same, so there is nothing to shuffle"
+    if method.name == "random_onsets" and method.of.onset_rule == "never":
+        why = "there are no onsets to move; take shuffled with these settings"
+    if why is not None:
+        raise InputError(f"--methods: {name} is no placebo: {why}")
 
 
 def take_settings(credit: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -33,11 +33,11 @@ How = Literal["product", "sum"]
 class Mixed:
     """Two methods at once: the product of their weights, or a weighted sum of their advantages.
 
-    Written ``gear*stare`` or ``uniform+sdpo``, also of three or more. A product takes methods that reweight
-    and scales the weights of each completion to mean 1. A sum takes any, but at most one that distils, and
-    ``rlcsd``, which contrasts two teachers, with no other teacher. The methods share each model's pass and,
-    unless ``privileged_sources`` is set, the contexts of the first that has any: ``gear+cast`` shows CAST's
-    teacher the solution, ``cast+gear`` does not show it to GEAR's.
+    Written ``gear*stare`` or ``uniform+sdpo``, also of three or more. A product takes methods that reweight; a
+    completion's weights have the product of the two methods' means, which is 1 for most. A sum takes any, but at
+    most one that distils, and ``rlcsd``, which contrasts two teachers, with no other teacher. The methods share
+    each model's pass and, unless ``privileged_sources`` is set, the contexts of the first that has any:
+    ``gear+cast`` shows CAST's teacher the solution, ``cast+gear`` does not show it to GEAR's.
 
     >>> from gear_rl.methods import EntropyForks, Uniform
     >>> signals = TokenSignals(
@@ -45,7 +45,7 @@ class Mixed:
     ... )
     >>> forks = EntropyForks(top_share=0.5, scope="completion")  # its weights are 0 and 1
     >>> Mixed(first=forks, second=Uniform())(torch.tensor([1.0]), signals).advantage
-    tensor([[0., 2.]])
+    tensor([[0., 1.]])
     >>> Mixed(first=forks, second=Uniform(), how="sum", share=0.25)(torch.tensor([1.0]), signals).advantage
     tensor([[0.7500, 1.0000]])
     """
@@ -126,9 +126,14 @@ class Mixed:
         segment_id = segment_ids(starts, torch.zeros_like(mask), mask)
         if self.how == "product":
             base = torch.where(advantage_B == 0, 1.0, advantage_B)[:, None]
-            weight = (one.advantage / base) * (other.advantage / base)
-            mean = masked_mean(weight, mask)
-            return Credit.from_weights(advantage_B, weight / torch.where(mean > 0, mean, 1.0), segment_id)
+            weights = one.advantage / base, other.advantage / base
+            weight = weights[0] * weights[1]
+            mean, own = (
+                masked_mean(weight, mask),
+                masked_mean(weights[0], mask) * masked_mean(weights[1], mask),
+            )
+            scaled = weight * torch.where(mean > 0, own / mean, 1.0)
+            return Credit.from_weights(advantage_B, scaled, segment_id)
         terms = [
             share * term.distill_weight
             for share, term in ((self.share, one), (1.0 - self.share, other))

@@ -32,12 +32,12 @@ def how_to_go_on(config: RunConfig) -> str:
     """The command that resumes the run, if a checkpoint is there.
 
     >>> how_to_go_on(RunConfig(model="arena", dataset="arena", trainer={"output_dir": "nowhere"}))
-    'nowhere has no checkpoint yet, so it begins anew; a smaller save_steps saves more often'
+    'nowhere has no checkpoint yet, so it begins anew; --save_strategy steps and a smaller --save_steps save more'
     """
     folder = run_folder(config)
     if not checkpoints_in(folder.path):
-        begins = "has no checkpoint yet, so it begins anew; a smaller save_steps saves more often"
-        return f"{folder.path} {begins}"
+        more = "--save_strategy steps and a smaller --save_steps save more"
+        return f"{folder.path} has no checkpoint yet, so it begins anew; {more}"
     return f"go on with: {_command(folder, '--resume_from_checkpoint latest')}"
 
 

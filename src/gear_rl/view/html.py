@@ -77,7 +77,7 @@ def save_html(paths: Sequence[str | Path], out: str | Path, *, title: str = "") 
             # Two methods on the same completion: prompt and tokens are the same.
             completion = same.setdefault((record.prompt, tuple(record.ids)), len(same))
             rows.append({"method": method, "same": completion, **_list_entry(record)})
-            texts.append(visible_lines("".join(shown.tokens)))
+            texts.append(visible_lines("\n".join((last_user_text(record.prompt), "".join(shown.tokens)))))
             onsets.append(_onsets(shown, boxes, words))
             blocks.append(_block(f"r{len(blocks)}", _content(record, shown, position, boxes)))
         if len(rows) == before:

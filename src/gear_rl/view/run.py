@@ -36,6 +36,8 @@ NUMBERS = {
     "gear/teacher/informed": "teacher informed (0.5 is chance)",
 }
 """What the page's table shows of a trainer's log, and how it calls it."""
+_SAID = re.compile(r"^(model|dataset|record_file): *(.+)$", re.MULTILINE)
+"""Settings of a run in its ``gear.yaml``."""
 _WIDTH = 96
 """Characters in a line of a completion."""
 
@@ -61,15 +63,17 @@ def save_run_page(folder: Path) -> Path:
         history = json.loads(states[-1].read_text(encoding="utf-8"))["log_history"]
     except (ValueError, LookupError, TypeError):
         raise ValueError(f"{states[-1]} is damaged: no log_history can be read; move it away") from None
-    records, settings = folder / RECORDS, folder / "gear.yaml"
+    settings = folder / "gear.yaml"
+    written = settings.read_text(encoding="utf-8") if settings.is_file() else ""
+    said = {name: value.strip("'\"") for name, value in _SAID.findall(written)}
+    records = folder / said.get("record_file", RECORDS)
     pages = Environment(
         loader=PackageLoader("gear_rl.view"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     found: list[bool | None] = []
     chosen = four_examples(_judge_file(records, found)) if records.is_file() else []
-    written = settings.read_text(encoding="utf-8") if settings.is_file() else ""
     page = pages.get_template("run.html.j2").render(
-        title=_title(folder, written, chosen),
+        title=_title(folder, said, chosen),
         facts=_facts(folder, states[-1]),
         ends=_ends(history),
         baseline=_baseline(folder),
@@ -86,10 +90,9 @@ def save_run_page(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def _title(folder: Path, settings: str, chosen: Sequence[Record]) -> str:
+def _title(folder: Path, said: Mapping[str, str], chosen: Sequence[Record]) -> str:
     """Method, model and data of the run, and its folder."""
-    said = dict(re.findall(r"^(model|dataset): *(.+)$", settings, re.MULTILINE))
-    trained = " on ".join(said[name].strip("'\"") for name in ("model", "dataset") if name in said)
+    trained = " on ".join(said[name] for name in ("model", "dataset") if name in said)
     return " · ".join(filter(None, (chosen[0].method if chosen else "", trained, folder.name)))
 
 

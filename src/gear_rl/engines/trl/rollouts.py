@@ -13,7 +13,7 @@ from torch import Tensor
 from trl.chat_template_utils import add_response_schema
 
 from gear_rl.files import without_null
-from gear_rl.rollouts import Completions, Prompts, RolloutBatch, ToolUse
+from gear_rl.rollouts import Completions, Prompts, RolloutBatch, ToolUse, equal_groups
 from gear_rl.tensor.lists import float_list, int_list
 from gear_rl.tensor.segments import turn_ids
 
@@ -94,6 +94,9 @@ class Rollouts:
         """What the credit step reads; ``output`` is what ``_generate_and_score_completions`` returned."""
         first = trainer.accelerator.process_index * len(self.rows)
         own = slice(first, first + len(self.rows))
+        groups = [b // trainer.num_generations for b in range(len(self.rewards))]
+        equal = equal_groups(self.rewards_each, groups, [reward is not None for reward in self.rewards])
+        advantage_B: Tensor = output["advantages"]
         ends = cast(list[int], trainer.eos_token_ids)
         cut_off = [not ids or ids[-1] not in ends for ids in self.ids]
         completions = replace(completions_of(output), truncated=cut_off)
@@ -104,10 +107,10 @@ class Rollouts:
             prompts=self.prompts,
             rows=self.rows,
             messages=self.messages,
-            advantage_B=output["advantages"],
+            advantage_B=advantage_B.masked_fill(torch.tensor(equal[own], device=advantage_B.device), 0.0),
             rewards=self.rewards[own],
             rewards_BR=self.rewards_each[own].to(completions.mask.device),
-            group=[(first + b) // trainer.num_generations for b in range(len(self.rows))],
+            group=groups[own],
             first=first,
             num_rollouts=len(self.rewards),
             environments=getattr(trainer, "environments", None) or None,

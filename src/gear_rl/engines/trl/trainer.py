@@ -195,7 +195,8 @@ class GEARTrainer(DurableTrainer):
         )
         if result.credit.distill_weight is not None:
             attach(output, result.credit, result.signals, result.teachers[0], result.trusted_B)
-        return for_loss(batch, result.credit)
+        advantages = for_loss(batch, result.credit)
+        return advantages if advantages.dim() > 1 else output["advantages"]  # TRL's own, bit for bit
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         distillation = distillation_of(self.credit) if WEIGHT in inputs else None

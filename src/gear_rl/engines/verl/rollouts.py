@@ -17,7 +17,7 @@ from gear_rl.engine import Tokenizer, messages_of
 from gear_rl.engines.verl.engine import pad_rows
 from gear_rl.environments import ANCHOR_STATES, PRIVILEGED_CONTEXT, TURN_REWARDS, texts_of
 from gear_rl.errors import InputError
-from gear_rl.rollouts import LOGGED, Completions, RolloutBatch, ToolUse, left_padded
+from gear_rl.rollouts import LOGGED, Completions, RolloutBatch, ToolUse, equal_groups, left_padded
 from gear_rl.tensor.lists import float_list, int_list
 
 logger = logging.getLogger(__name__)
@@ -50,11 +50,13 @@ class SeenEnvironment(dict[str, Any]):
         return self.get(ANCHOR_STATES)
 
 
-def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: Tokenizer) -> RolloutBatch:
+def rollout_batch(
+    columns: Columns, keys: Sequence[str], step: int, tokenizer: Tokenizer, *, grouped: bool = True
+) -> RolloutBatch:
     """The rollouts of the whole batch, without padding rows; those of one prompt are a group.
 
-    Turns and messages include the tokens that verl rejected. ``ValueError`` where the tokens of a completion
-    have different advantages.
+    Turns and messages include the tokens that verl rejected. An advantage is 0 where a group's rewards are equal,
+    if it compares them alone (``grouped``). ``ValueError`` where the tokens of a completion have different ones.
     """
     rows, eos = len(keys), getattr(tokenizer, "eos_token_id", None)
     ids = pad_rows(columns["responses"])
@@ -68,6 +70,10 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
     extra = [(row or {}).get("reward_extra_info") or {} for row in columns.get("extra_fields", [{}] * rows)]
     uids = [key.rsplit("_", 2)[0] for key in keys]
     number = {uid: n for n, uid in enumerate(dict.fromkeys(uids))}
+    group = [number[uid] for uid in uids]
+    advantage_B, rewards_BR = _advantages(columns, trained), torch.tensor(rewards)[:, None]
+    if grouped:
+        advantage_B[torch.tensor(equal_groups(rewards_BR, group, [True] * rows))] = 0.0
     agent = any(seen)
     tools = ToolUse(
         counts=[row.get("tool_counts") or {} for row in seen],
@@ -91,10 +97,10 @@ def rollout_batch(columns: Columns, keys: Sequence[str], step: int, tokenizer: T
             row.get("messages") or messages_of(ids[b], sampled[b], attention[b], tokenizer)
             for b, row in enumerate(seen)
         ],
-        advantage_B=_advantages(columns, trained),
+        advantage_B=advantage_B,
         rewards=rewards,
-        rewards_BR=torch.tensor(rewards)[:, None],
-        group=[number[uid] for uid in uids],
+        rewards_BR=rewards_BR,
+        group=group,
         first=0,
         num_rollouts=rows,
         environments=[SeenEnvironment(row) for row in seen] if agent else None,

@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 STATE = "gear_state.json"
 """In verl's checkpoint: what the method remembers (``Engine.state``)."""
+GROUPED = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg")
+"""verl's estimators that compare a rollout's reward with those of its group alone."""
 HYBRID_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 """verl's roles of a worker that holds the actor."""
 
@@ -152,7 +154,9 @@ class CreditTrainer:
             **self._columns(keys, batch.partition_id, names),
             SAMPLED: [sampled[key] for key in keys],
         }
-        rollouts = rollout_batch(columns, keys, self.global_steps - 1, self.tokenizer)
+        algorithm = self.config.algorithm
+        grouped = algorithm.adv_estimator in GROUPED and not algorithm.use_kl_in_reward
+        rollouts = rollout_batch(columns, keys, self.global_steps - 1, self.tokenizer, grouped=grouped)
         if needs_passes(credit.method):
             check_text(rollouts.prompts, credit.method.name)
         engine = self._engine(batch, real, columns, metrics)

@@ -132,7 +132,7 @@ async function searchText() {
   const wantedText = element("by-text").value.trim().toLowerCase();
   if (!wantedText) list.text = null;
   else {
-    texts ??= (await unpack("texts")).rows.map((text, n) => `${ROWS.hint[n]}\n${text}`.toLowerCase());
+    texts ??= (await unpack("texts")).rows.map((text) => text.toLowerCase());
     if (wantedText !== element("by-text").value.trim().toLowerCase()) return; // typed on meanwhile
     list.text = new Set(texts.flatMap((text, n) => text.includes(wantedText) ? [n] : []));
   }

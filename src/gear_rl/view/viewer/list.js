@@ -118,7 +118,7 @@ function setUpFilter(changed) {
   const form = element("filter").querySelector("form");
   form.addEventListener("input", (event) => {
     if (event.target.id === "by-text") return; // searchText
-    if (event.target.type === "number") element("step-shown").textContent = "", slider.value = 0;
+    if (event.target.id.startsWith("step-") && event.target !== slider) element("step-shown").textContent = "", slider.value = 0;
     changed(event.target.id === "order");
   });
   form.addEventListener("submit", (event) => event.preventDefault());

@@ -147,7 +147,8 @@ function legend(record, full) {
   node.append(make("span", "", `blame ×${number(full)}`), make("span", "ramp"), make("span", "", `praise ×${number(full)}`));
   const one = record.advantage ? "×1 is GRPO's, the completion's advantage" : `×1 is ${number(record.unit)}, the largest credit`;
   const unit = `white is no credit, ${one}; full colour from ×${number(full)} on`;
-  node.append(make("span", "quiet", record.unit > 0 ? unit : "no credit: the advantage is 0"));
+  const none = `no credit: the advantage is ${record.advantage === null ? "not finite" : "0"}`;
+  node.append(make("span", "quiet", record.unit > 0 ? unit : none));
   return node;
 }
 
@@ -157,7 +158,7 @@ function solutionNode(record) {
   const node = make("section", "solution");
   const [before, at, after] = record.solution;
   const text = make("p", "question");
-  write(text, before);
+  if (before) write(text, before);
   const due = make("mark", "");
   write(due, at);
   text.append(due);
