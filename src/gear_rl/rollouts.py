@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gear_rl.tensor.lists import float_list
+
 LOGGED = ("feedback", "turn_rewards", "step_scores")
 """What the credit step reads of what reward functions log."""
 
@@ -206,7 +208,7 @@ def equal_groups(rewards_BR: Tensor, group: Sequence[int], judged: Sequence[bool
     [True, True, False, False, True, True, True]
     """
     seen: dict[int, list[tuple[float, ...]]] = {number: [] for number in group}
-    for number, rewards, is_judged in zip(group, rewards_BR.tolist(), judged, strict=True):
+    for number, rewards, is_judged in zip(group, map(float_list, rewards_BR), judged, strict=True):
         if is_judged:
             seen[number].append(tuple(rewards))
     return [len(seen[number]) > 1 and len({*seen[number]}) == 1 for number in group]

@@ -111,7 +111,9 @@ def test_records_without_a_checkpoint_are_kept_and_the_run_begins_anew(used):
     with (folder / "so early" / "records.jsonl").open("a") as file:
         file.write('{"half')
     done = call("--max_steps", "2", "--output_dir", "so early", "--resume_from_checkpoint", "latest")
-    assert done.returncode == 0 and "no page of the run: so early/records.jsonl, line 5: not JSON" in done.stderr
+    assert (
+        done.returncode == 0 and "no page of the run: so early/records.jsonl, line 5: not JSON" in done.stderr
+    )
     assert done.stdout.endswith("saved so early; gear view 'so early'\n"), done.stdout
 
 
