@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gear_rl.cli.console import out_console
 from gear_rl.errors import InputError
-from gear_rl.runs.machine import FEW_CORES, has_bfloat16
+from gear_rl.runs.machine import FEW_CORES, has_bfloat16, quiet_libraries
 from gear_rl.runs.model_wheels import NAME, kept_folder
 from gear_rl.versions import PACKAGES, versions
 
@@ -75,6 +75,7 @@ def examine() -> Iterator[Finding]:
     except ImportError as error:
         yield Finding("broken", "TRL release", str(error), "install the TRL release that is named")
     try:
+        quiet_libraries()
         model, _ = importlib.import_module("gear_rl.arena.model").load()
         millions = sum(p.numel() for p in model.parameters()) / 1e6
         yield Finding("ok", "arena model", f"{millions:.2f}M parameters, loads")

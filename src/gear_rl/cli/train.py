@@ -52,6 +52,7 @@ def train(
     check_names(outline)
     if not (dry_run or smoke):
         check_folder(outline, config, overwrite)
+    show_log()
     chosen = load_config(config, context.args)
     if dry_run or smoke:
         check_trackers(chosen)
@@ -68,7 +69,6 @@ def train(
         from gear_rl.cli.progress import ProgressLine
         from gear_rl.runs.smoke import smoke as smoke_run
 
-        show_log()
         facts = smoke_run(chosen, [ProgressLine(error_console)], say=lambda text: say(f"smoke: {text}"))
         say(f"smoke: {config or 'the run'} works: {facts}")
         return
