@@ -44,7 +44,7 @@ Solve the problem in your own words, step by step."'
   #: +actor_rollout_ref.model.override_config.attn_implementation=sdpa
   actor_rollout_ref.model.enable_gradient_checkpointing=True
 
-  # Exact signals need the whole vocabulary on a rank: FSDP, not Megatron.
+  # Exact signals need the whole vocabulary on a rank: FSDP 2, not Megatron.
   actor_rollout_ref.actor.strategy=fsdp2
   actor_rollout_ref.actor.optim.lr=1e-6
   actor_rollout_ref.actor.optim.lr_warmup_steps=10

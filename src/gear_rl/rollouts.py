@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gear_rl.tensor.lists import float_list
-
 LOGGED = ("feedback", "turn_rewards", "step_scores")
 """What the credit step reads of what reward functions log."""
 
@@ -155,7 +153,7 @@ class RolloutBatch:
     messages: Sequence[Any]
     """The completion as a reward function sees it: text, or messages with the tools' answers."""
     advantage_B: Float[Tensor, " B"]
-    """The completion's advantage, as the engine computed it."""
+    """The completion's advantage, as the engine computed it; 0 where rewards of a group are equal."""
     rewards: Sequence[float | None]
     """The weighted sum of a rollout's rewards; None where every reward function abstained."""
     rewards_BR: Float[Tensor, "B R"]
@@ -198,19 +196,18 @@ class RolloutBatch:
         return torch.tensor([reward is not None for reward in self.rewards], device=self.advantage_B.device)
 
 
-def equal_groups(rewards_BR: Tensor, group: Sequence[int], judged: Sequence[bool]) -> list[bool]:
-    """Whether a rollout's group has two or more rewards that are all equal; those not ``judged`` have none.
+def equal_groups(rewards: Sequence[Any], group: Sequence[int]) -> list[bool]:
+    """Whether a rollout's group has two or more rewards that are all equal; None is none.
 
     Their advantage is 0. An engine's is rounding, which a small deviation makes as large as 0.1.
 
-    >>> rewards_BR = torch.tensor([[0.3], [0.3], [0.3], [1.0], [0.3], [0.0], [0.3]])
-    >>> equal_groups(rewards_BR, [0, 0, 1, 1, 2, 2, 2], [True] * 5 + [False, True])
+    >>> equal_groups([0.3, 0.3, 0.3, 1.0, 0.3, None, 0.3], [0, 0, 1, 1, 2, 2, 2])
     [True, True, False, False, True, True, True]
     """
-    seen: dict[int, list[tuple[float, ...]]] = {number: [] for number in group}
-    for number, rewards, is_judged in zip(group, map(float_list, rewards_BR), judged, strict=True):
-        if is_judged:
-            seen[number].append(tuple(rewards))
+    seen: dict[int, list[Any]] = {number: [] for number in group}
+    for number, reward in zip(group, rewards, strict=True):
+        if reward is not None:
+            seen[number].append(reward)
     return [len(seen[number]) > 1 and len({*seen[number]}) == 1 for number in group]
 
 

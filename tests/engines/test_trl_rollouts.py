@@ -1,6 +1,7 @@
 """The column ``tools``: each prompt shows its own row's functions, to the student and to the teacher."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from engines import tiny
 from engines.scripted import Scripted, call
 from gear_rl import Gear, GEARConfig
 from gear_rl.data.rewards.tool_calls import tool_call_reward
+from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.records import read_records
 
 
@@ -89,6 +91,36 @@ def test_the_rounding_of_equal_rewards_is_no_advantage(tiny_model, tmp_path, equ
     records = read_records(tmp_path / "records.jsonl")
     assert {record.advantage for record in records} == {0.0 if equal else 0.125}
     assert (seen[0] is rounding) == equal, "TRL's own advantages stay"
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "advantages"),
+    [
+        ("sum_then_normalize", [[0, 0, 1, 1], [1, 1, 0, 0]]),
+        ("normalize_then_sum", [[0, 0, 1, 1], [1, 1, 1, 1]]),
+    ],
+)
+def test_each_process_has_its_own_groups_of_equal_rewards(aggregation, advantages):
+    """The last group's sums are equal, and the rewards behind them are not; one completion of the third has none."""
+    none = torch.nan
+    given = [[0.3, 0.0], [0.3, 0.0], [0.3, 0.0], [0.0, 0.0], [none, none], [0.3, 0.0], [0.1, 0.7], [0.7, 0.1]]
+    for process in range(2):
+        rollouts = Rollouts()
+        rollouts.judge(torch.tensor(given), weights=torch.ones(2), num_tries=1)
+        rollouts.prompts = rollouts.rows = rollouts.messages = [{}] * 4
+        rollouts.ids = [[5]] * 4
+        trainer = SimpleNamespace(
+            accelerator=SimpleNamespace(process_index=process),
+            args=SimpleNamespace(multi_objective_aggregation=aggregation),
+            state=SimpleNamespace(global_step=0),
+            eos_token_ids=[2],
+            num_generations=2,
+            tools=None,
+        )
+        ids = torch.tensor([[5]] * 4)
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        output = dict.fromkeys(names, ids) | {"advantages": torch.ones(4)}
+        assert rollouts.batch(trainer, output).advantage_B.tolist() == advantages[process]
 
 
 def test_a_column_that_no_prompt_shows_is_said(tiny_model, tmp_path, caplog):

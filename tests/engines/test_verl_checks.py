@@ -47,6 +47,7 @@ from runs.test_verl_hydra_settings import ACTOR, check, config_of
         ),
         ({}, {"rollout.nnodes": 1}, r"trainer_mode: 'gear_sync' counts in .*main_ppo alone"),
         ({}, {f"{ACTOR}.strategy": "fsdp"}, r"actor\.strategy: 'fsdp' .*; set it to fsdp2"),
+        ({"teacher": "base"}, {"actor_rollout_ref.ref.strategy": "fsdp"}, r"ref\.strategy: 'fsdp'"),
         ({}, {f"{ACTOR}.fsdp_config.offload_policy": True}, r"offload_policy: True"),
         ({}, {f"{ACTOR}.ulysses_sequence_parallel_size": 2}, r"ulysses_.*: 2 divides"),
         (

@@ -24,6 +24,7 @@ VERL = {
     "trainer.default_local_dir": "runs/verl",
     "trainer.v1.trainer_mode": "gear_sync",
     f"{ACTOR}.strategy": "fsdp2",
+    "actor_rollout_ref.ref.strategy": "fsdp2",
     "actor_rollout_ref.model.lora_rank": 0,
 }
 

@@ -22,6 +22,7 @@ def test_worked_by_hand():
 
 def test_equal_rewards_and_a_group_of_one_have_no_advantage():
     assert group_relative_advantage(torch.tensor([1.0, 1.0, 3.0, 3.0]), group_size=2).tolist() == [0.0] * 4
-    for reward, count in ((0.3, 8), (1.3, 7)):  # the mean of these in float32 is not the reward
-        assert not group_relative_advantage(torch.full((count,), reward), count, epsilon=1e-6).any()
+    for dtype, reward, count in ((torch.float32, 0.3, 8), (torch.float32, 1.3, 7), (torch.float64, 0.1, 3)):
+        rewards_B = torch.full((count,), reward, dtype=dtype)  # whose mean is not the reward
+        assert not group_relative_advantage(rewards_B, count, epsilon=1e-6).any()
     assert group_relative_advantage(torch.tensor([1.0, 5.0]), group_size=1).tolist() == [0.0, 0.0]

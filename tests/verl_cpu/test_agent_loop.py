@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from threading import current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ class Vault:
     """An environment with tools that answer, wait, and try to end the turn. Shows all that ``reset`` gets."""
 
     def reset(self, **row: Any) -> str:
+        assert current_thread() is not main_thread(), "it would hold up the other rollouts"
         self.turns = 0
         return f" The vault is shut. {row}"
 
@@ -61,6 +63,7 @@ class Vault:
         return f"dialled {digits}"
 
     def get_reward(self) -> float:
+        assert current_thread() is not main_thread(), "it would hold up the other rollouts"
         return float(self.turns)
 
     def privileged_context(self) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gear_rl.arena.task import DEFAULT_TASK, all_tasks
-from gear_rl.cli.console import out_console
+from gear_rl.cli.console import out_console, show_log
 from gear_rl.cli.train import train_with_report
 from gear_rl.errors import InputError
 
@@ -61,6 +61,7 @@ def demo(
         logging_steps=1,
         **evaluation,
     )
+    show_log()
     train_with_report(config.model_copy(update={"held_out": n_eval}), overwrite=overwrite)
     seen = list(judge_groups(read_records(out / RECORDS)))
     early = [record for record in seen if record.step <= steps // 4 + 1]  # later the student hardly errs

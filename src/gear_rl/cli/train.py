@@ -89,7 +89,6 @@ def train_with_report(config: "RunConfig", *, overwrite: bool, source: Path | No
         if trainer.args.log_completions:
             track_credit(trainer)
 
-    show_log()
     line = ProgressLine(error_console)
     try:
         trainer = run(config, [line], overwrite=overwrite, source=source, prepare=prepare)

@@ -33,7 +33,7 @@ class Igpo:
     Information gain-based policy optimisation (arXiv:2510.14967). ``P_k`` is the confidence before turn
     k; a turn's reward is ``r_k = P_{k+1} - P_k``, the last turn's the completion's reward. ``A_k`` is
     ``G_k = sum_{l >= k} discount^(l - k) r_l`` less the mean of the group's ``G`` at turns of the same number,
-    0 where there is no other. The turn is the segment.
+    and 0 where no other has such a turn. The turn is the segment.
     **Additive**: nothing of the advantage is left at ``strength=1``.
 
     The default is ours: releases compare tokens of one index (``baseline="token"``), or rewards before the

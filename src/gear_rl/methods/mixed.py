@@ -127,11 +127,9 @@ class Mixed:
         if self.how == "product":
             base = torch.where(advantage_B == 0, 1.0, advantage_B)[:, None]
             weights = one.advantage / base, other.advantage / base
+            own = masked_mean(weights[0], mask) * masked_mean(weights[1], mask)
             weight = weights[0] * weights[1]
-            mean, own = (
-                masked_mean(weight, mask),
-                masked_mean(weights[0], mask) * masked_mean(weights[1], mask),
-            )
+            mean = masked_mean(weight, mask)
             scaled = weight * torch.where(mean > 0, own / mean, 1.0)
             return Credit.from_weights(advantage_B, scaled, segment_id)
         terms = [

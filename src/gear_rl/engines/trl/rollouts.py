@@ -95,7 +95,12 @@ class Rollouts:
         first = trainer.accelerator.process_index * len(self.rows)
         own = slice(first, first + len(self.rows))
         groups = [b // trainer.num_generations for b in range(len(self.rewards))]
-        equal = equal_groups(self.rewards_each, groups, [reward is not None for reward in self.rewards])
+        compared: list[Any] = self.rewards
+        if (
+            trainer.args.multi_objective_aggregation == "normalize_then_sum"
+        ):  # functions are compared one by one
+            compared = [tuple(float_list(each)) for each in self.rewards_each]
+        equal = equal_groups(compared, groups)
         advantage_B: Tensor = output["advantages"]
         ends = cast(list[int], trainer.eos_token_ids)
         cut_off = [not ids or ids[-1] not in ends for ids in self.ids]

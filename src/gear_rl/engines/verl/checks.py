@@ -81,16 +81,19 @@ def _refusals(config: Any, settings: VerlSettings) -> Iterator[tuple[str, str]]:
         yield key, f"{why}; set it to True, or distillation.enabled to False"
     if not needs_passes(settings.method):
         return
-    if value(key := f"{actor}.strategy") != "fsdp2":
-        why = f"keeps the head's weights in another form than the exact signals of {name!r} are computed from"
-        fix = "set it to fsdp2, or take a method that needs no pass (uniform, gigpo, mt_grpo)"
-        yield key, f"{why}; {fix}"
+    reference = reads_reference(config, settings)
+    parts = (actor, "actor_rollout_ref.ref") if reference else (actor,)
+    for part in parts:
+        if value(key := f"{part}.strategy") != "fsdp2":
+            why = f"keeps the head's weights in another form than the exact signals of {name!r} are computed from"
+            fix = "set it to fsdp2, or take a method that needs no pass (uniform, gigpo, mt_grpo)"
+            yield key, f"{why}; {fix}"
     if value(key := f"{actor}.fsdp_config.offload_policy"):
         yield key, "keeps the head's weights off the device; set it to False"
     if value(key := f"{model}.use_fused_kernels"):
         yield key, "replaces the model's forward, which the signals were never run with; set it to False"
-    reference, size = reads_reference(config, settings), "ulysses_sequence_parallel_size"
-    for part in (actor, "actor_rollout_ref.ref") if reference else (actor,):
+    size = "ulysses_sequence_parallel_size"
+    for part in parts:
         for key in (f"{part}.{size}", f"{part}.fsdp_config.{size}"):
             if int(value(key) or 1) > 1:
                 yield (

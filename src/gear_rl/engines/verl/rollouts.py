@@ -71,9 +71,9 @@ def rollout_batch(
     uids = [key.rsplit("_", 2)[0] for key in keys]
     number = {uid: n for n, uid in enumerate(dict.fromkeys(uids))}
     group = [number[uid] for uid in uids]
-    advantage_B, rewards_BR = _advantages(columns, trained), torch.tensor(rewards)[:, None]
+    advantage_B = _advantages(columns, trained)
     if grouped:
-        advantage_B[torch.tensor(equal_groups(rewards_BR, group, [True] * rows))] = 0.0
+        advantage_B[torch.tensor(equal_groups(rewards, group))] = 0.0
     agent = any(seen)
     tools = ToolUse(
         counts=[row.get("tool_counts") or {} for row in seen],
@@ -99,7 +99,7 @@ def rollout_batch(
         ],
         advantage_B=advantage_B,
         rewards=rewards,
-        rewards_BR=rewards_BR,
+        rewards_BR=torch.tensor(rewards)[:, None],
         group=group,
         first=0,
         num_rollouts=rows,
@@ -115,7 +115,7 @@ def seen_rows(columns: Columns, rows: int) -> list[dict[str, Any]]:
 
 
 def dataset_row(columns: Columns, b: int) -> dict[str, Any]:
-    """The row of the dataset: ``extra_info``, other columns of the table, the ground truth and the source.
+    """The row of the dataset: ``extra_info``, columns with a context, the ground truth and the source.
 
     >>> columns = {"extra_info": [{"answer": "so 4"}], "reward_model": [{"ground_truth": "4"}]}
     >>> dataset_row(columns | {"solution": ["2 + 2 is 4"]}, 0)

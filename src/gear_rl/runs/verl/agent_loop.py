@@ -9,6 +9,7 @@ import copy
 import inspect
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -55,11 +56,17 @@ class EnvironmentLoop(ToolAgentLoop):
         self.tool_schemas = [get_json_schema(method) for method in self.methods.values()]
         self.tools = {schema["function"]["name"]: _parsed_tool(schema) for schema in self.tool_schemas}
         with self.guard.serving():
-            output = await super().run(sampling_params, priority=priority, **{**row, "raw_prompt": prompt})
+            extra = {
+                name: value for name, value in given.items() if name != "tool_selection"
+            }  # of verl's tools
+            own = {**row, "raw_prompt": prompt, "extra_info": extra}
+            output = await super().run(sampling_params, priority=priority, **own)
         seen = self._seen(prompt, environment, output)
         output.extra_fields = {**output.extra_fields, SEEN: seen, "reward_extra_info": {}}
         if hasattr(environment, "get_reward"):
-            output.reward_score = float(await asyncio.to_thread(environment.get_reward))
+            judge = environment.get_reward
+            is_async = inspect.iscoroutinefunction(judge)
+            output.reward_score = float(await (judge() if is_async else asyncio.to_thread(judge)) or 0.0)
         return output
 
     async def _handle_pending_state(self, agent_data: Any, sampling_params: dict[str, Any]) -> Any:
@@ -116,10 +123,13 @@ class EnvironmentLoop(ToolAgentLoop):
 
 
 def _parsed_tool(schema: Mapping[str, Any]) -> SimpleNamespace:
-    """A tool as verl's parsers of calls read it; what has no type there is text, which the guard checks."""
+    """A tool as verl's parsers of calls read it: they read lists and objects as JSON, the guard the rest as text."""
     function = schema["function"]
     given = function["parameters"]
-    properties = {name: {"type": "string", **own} for name, own in given["properties"].items()}
+    properties = {
+        name: {"type": "object" if re.search("array|object", str(own.get("type"))) else "string"}
+        for name, own in given["properties"].items()
+    }
     read = {**schema, "function": {**function, "parameters": {**given, "properties": properties}}}
     return SimpleNamespace(tool_schema=OpenAIFunctionToolSchema.model_validate(read))
 
