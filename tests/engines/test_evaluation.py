@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -99,15 +100,16 @@ def test_evaluation_calls_no_privileged_context_and_logs_once(tiny_model, tmp_pa
 def test_solve_gives_each_row_its_own_reward(tiny_model, tmp_path):
     trainer = trainer_of(tmp_path, tiny_model)
     rows = list(tiny.rows(11))
-    before = torch.random.get_rng_state()
+    before, python = torch.random.get_rng_state(), random.getstate()
 
     def one_of_three(completions, answer, **_):
+        random.random()
         return [None if int(a) % 3 == 2 else float(int(a) % 3) for a in answer]
 
     trainer.reward_funcs[:] = [one_of_three]
     found = trainer.solve(rows)
     assert found == [None if int(r["answer"]) % 3 == 2 else float(int(r["answer"]) % 3) for r in rows]
-    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(torch.random.get_rng_state(), before) and random.getstate() == python
     trainer.reward_funcs[:] = [even]
     sampled = [trainer.solve(rows, seed=s) for s in (0, 0, 1)]
     assert sampled[0] == sampled[1] != sampled[2]

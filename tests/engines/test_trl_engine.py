@@ -199,7 +199,8 @@ def test_scores_of_a_reward_function_and_of_a_reward_model_train(tiny_model, tmp
     """One run with a score for every token, one with a classifier's: both move the weights as GRPO does not."""
 
     def judge(completions: Any, completion_ids: Any, log_extra: Any, **_: Any) -> list[float]:
-        log_extra("step_scores", [[float(token % 2) for token in ids] for ids in completion_ids])
+        for ids in completion_ids:  # one by one, as TRL takes them too
+            log_extra("step_scores", [[float(token % 2) for token in ids]])
         return tiny.vowels(completions)
 
     config = tiny.model(len(tiny.tokenizer())).config

@@ -3,13 +3,15 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 
 from engines import tiny
+from engines.running import history, trained, trainer_of
 from engines.scripted import Scripted, call
-from gear_rl import Gear, GEARConfig
+from gear_rl import Gear, GEARConfig, GEARTrainer
 from gear_rl.data.rewards.tool_calls import tool_call_reward
 from gear_rl.engines.trl.rollouts import Rollouts
 from gear_rl.records import read_records
@@ -101,14 +103,14 @@ def test_the_rounding_of_equal_rewards_is_no_advantage(tiny_model, tmp_path, equ
     ],
 )
 def test_each_process_has_its_own_groups_of_equal_rewards(aggregation, advantages):
-    """The last group's sums are equal, and the rewards behind them are not; one completion of the third has none."""
+    """The last group's sums are equal, the rewards behind them are not; one completion of the third has none."""
     none = torch.nan
     given = [[0.3, 0.0], [0.3, 0.0], [0.3, 0.0], [0.0, 0.0], [none, none], [0.3, 0.0], [0.1, 0.7], [0.7, 0.1]]
     for process in range(2):
         rollouts = Rollouts()
         rollouts.judge(torch.tensor(given), weights=torch.ones(2), num_tries=1)
         rollouts.prompts = rollouts.rows = rollouts.messages = [{}] * 4
-        rollouts.ids = [[5]] * 4
+        rollouts.ids = [np.array([5])] * 4  # as a rollout function may return them
         trainer = SimpleNamespace(
             accelerator=SimpleNamespace(process_index=process),
             args=SimpleNamespace(multi_objective_aggregation=aggregation),
@@ -121,6 +123,43 @@ def test_each_process_has_its_own_groups_of_equal_rewards(aggregation, advantage
         names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
         output = dict.fromkeys(names, ids) | {"advantages": torch.ones(4)}
         assert rollouts.batch(trainer, output).advantage_B.tolist() == advantages[process]
+
+
+def test_rows_that_a_function_makes_as_they_are_read_train(tiny_model, tmp_path):
+    made = tiny.rows().rename_columns({"prompt": "given", "privileged_context": "told"})
+    made.set_transform(lambda rows: rows | {"prompt": rows["given"], "privileged_context": rows["told"]})
+    trainer = trained(tmp_path, tiny_model, Gear(), rows=made, max_steps=1)
+    assert history(trainer, "gear/context/row") == [8.0]
+
+
+def test_no_credit_is_assigned_in_an_evaluation_whatever_the_model_is_left_in(tiny_model, tmp_path):
+    class Batching(GEARTrainer):
+        """As TRL's continuous batching, which ends in training mode."""
+
+        def _generate(self, *given, **more):
+            output = super()._generate(*given, **more)
+            self.model.train()
+            return output
+
+    trainer = trainer_of(tmp_path, tiny_model, Gear(), cls=Batching, max_steps=1)
+    seen = []
+    trainer.record_subscribers.append(seen.append)
+    trainer.train()
+    trainer.evaluate(tiny.rows(4))
+    assert len(seen) == 1
+
+
+def test_what_fails_in_a_rollout_function_is_not_called_the_templates(tiny_model, tmp_path):
+    def down(prompts, trainer):
+        raise RuntimeError("my server is down")
+
+    settings = tiny.settings(tmp_path, teacher_prompt="splice", teacher_prompt_template=None)
+    trainer = GEARTrainer(
+        tiny_model, tiny.vowels, GEARConfig(**settings), tiny.rows(), credit=Gear(), rollout_func=down
+    )
+    trainer.processing_class.chat_template = None
+    with pytest.raises(RuntimeError, match="my server is down"):
+        trainer.train()
 
 
 def test_a_column_that_no_prompt_shows_is_said(tiny_model, tmp_path, caplog):

@@ -134,7 +134,7 @@ _MAY_CHANGE = """
     load_best_model_at_end metric_for_best_model greater_is_better per_device_eval_batch_size num_generations_eval
     num_completions_to_print max_steps num_train_epochs non_finite_step credit_batch_size gradient_checkpointing
     activation_checkpointing torch_empty_cache_steps dataloader_num_workers dataloader_p local_rank ddp_
-    vllm_server_ vllm_group_port vllm_gpu_memory_utilization vllm_enable_sleep_mode
+    teacher_url vllm_server_ vllm_group_port vllm_gpu_memory_utilization vllm_enable_sleep_mode
 """
 MAY_CHANGE = tuple(_MAY_CHANGE.split())
 """How settings of a run's length, logs and memory begin, which do not change what it learns."""

@@ -4,9 +4,11 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import trl
+from datasets import Dataset
 from trl import GRPOConfig  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.credit.contexts import PrivilegedFunction, privileged_context, sources_of
@@ -18,6 +20,7 @@ from gear_rl.credit.credit_config import (
     check_teacher,
 )
 from gear_rl.engines.engine_config import EngineConfig
+from gear_rl.engines.folder import RunFolder
 from gear_rl.engines.trl.release import check_trl
 from gear_rl.environments import has_privileged_context
 from gear_rl.errors import did_you_mean
@@ -235,8 +238,8 @@ def check_rows(rows: Any, args: GEARConfig, *, positions: int | None = None) -> 
 
     Also for completions that are longer than the model's ``positions``. A stream has no length.
     """
-    longest = cast(int, args.max_completion_length)
-    if positions is not None and longest >= positions:
+    longest = args.max_completion_length
+    if positions is not None and longest is not None and longest >= positions:
         raise ValueError(
             f"max_completion_length: {longest} tokens, and the model has {positions} positions for prompt and "
             "completion together; give fewer"
@@ -247,6 +250,11 @@ def check_rows(rows: Any, args: GEARConfig, *, positions: int | None = None) -> 
             f"train_dataset: {len(rows)} rows, and a batch takes {prompts} prompts; give more rows, or a smaller "
             "per_device_train_batch_size"
         )
+
+
+def is_transformed(dataset: Any) -> bool:
+    """Whether a function of the user's makes the rows of a dataset as they are read (``set_transform``)."""
+    return isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
 
 
 def check_setup(
@@ -269,12 +277,29 @@ def check_setup(
     rows = args.per_device_train_batch_size * cast(int, args.steps_per_generation)
     partial = sharding == "FSDP" or (deepspeed and zero_stage == 3)
     never = f"which was never run under {sharding}"
+    folder = RunFolder(Path(str(args.output_dir)), args.record_file)
     refusals = (
         *(_image_refusals(credit, args, sharding) if images else ()),
         (
             any(signal.whole_groups for signal in signals_of(credit.needs)) and rows % num_generations > 0,
             f"per_device_train_batch_size: {rows} completions per process and generation are no multiple of "
             f"num_generations ({num_generations}), but {name!r} compares hidden states of a whole group",
+        ),
+        (
+            args.remove_unused_columns and needs_context(credit),
+            "remove_unused_columns: True drops the columns that the teacher is shown; set it to False",
+        ),
+        (
+            args.push_to_hub
+            and needs_context(credit)
+            and folder.records is not None
+            and not folder.records_outside,
+            f"record_file: {args.record_file!r} holds what the teacher saw, and push_to_hub would publish it; "
+            "name a file outside of output_dir, or set it to None",
+        ),
+        (
+            distillation_of(credit) is not None and args.torch_compile,
+            f"torch_compile: True hides the states that {name!r} distils from; set it to False",
         ),
         (fsdp_version == 1, "fsdp_version: 1 hides the head's weights outside of forward; set it to 2"),
         (
@@ -337,8 +362,8 @@ def _report_contexts(
 ) -> None:
     """Log where the privileged contexts will come from; ``ValueError`` if there can be none at all."""
     names: list[str] | None = getattr(dataset, "column_names", None)
-    if names is None:
-        return  # a stream without known columns: each batch counts its own fallbacks
+    if names is None or is_transformed(dataset):
+        return  # columns are not known: each batch counts its own fallbacks
     columns, column = ", ".join(names), args.privileged_column
     if args.teacher_contrast not in (NO_CONTRAST, *CONTRASTS, *names):
         raise ValueError(

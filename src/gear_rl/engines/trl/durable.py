@@ -63,7 +63,11 @@ class DurableTrainer(Evaluating):
         self._sampler: Any = None
         given = options.get("processing_class", more[1] if len(more) > 1 else None)
         has_tools = bool(options.get("tools") or options.get("environment_factory"))
-        processing = prepare_processing(model, given, args.chat_template_path, has_tools=has_tools)
+        named = cast(dict[str, Any], args.model_init_kwargs or {}) if isinstance(model, str) else {}
+        loading = {"revision": named.get("revision"), "trust_remote_code": args.trust_remote_code}
+        processing = prepare_processing(
+            model, given, args.chat_template_path, has_tools=has_tools, loading=loading
+        )
         if given is None and processing is not None:
             more, options = more[:1], options | {"processing_class": processing}
         super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
@@ -109,11 +113,14 @@ class DurableTrainer(Evaluating):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self.tool_guard.answers.clear()
+        self.is_training_batch = bool(self.model.training)
         output = cast(dict[str, Any], super()._generate_and_score_completions(inputs))
+        self.model.train(
+            self.is_training_batch
+        )  # TRL's continuous batching leaves it in the mode of training
         if None in self.rollouts.rewards:  # TRL counts a group without a reward as one that differs
-            training = self.model.training
-            size = self.num_generations if training else self.num_generations_eval
-            shares = self._metrics["train" if training else "eval"]["frac_reward_zero_std"]
+            size = self.num_generations if self.is_training_batch else self.num_generations_eval
+            shares = self._metrics["train" if self.is_training_batch else "eval"]["frac_reward_zero_std"]
             shares[-1] = self.rollouts.even_share(size)
         return output
 
@@ -128,7 +135,7 @@ class DurableTrainer(Evaluating):
                 f"reward_funcs: of {names}, one returned what is no number ({error}); return a list with a "
                 "number or None for each completion"
             ) from error
-        if self.model.training:
+        if self.is_training_batch:
             self._count_infinite(per_function)
         self.rollouts.judge(per_function, self.reward_weights, self.num_generations_eval)
         return per_function

@@ -5,6 +5,7 @@
 # pyright: reportUnknownArgumentType=false
 
 import copy
+import random
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from math import comb, nan
@@ -96,7 +97,7 @@ class Evaluating(GRPOTrainer):
         """
         self.rollouts.evaluated = []
         try:
-            with torch.random.fork_rng(devices=_devices(self)):
+            with random_state_kept(self):
                 torch.manual_seed(self.args.seed + self.accelerator.process_index)
                 # In the loop's own metrics, callbacks see ours (early stopping), and all is logged once.
                 output = super().evaluation_loop(
@@ -175,14 +176,21 @@ def leave_no_trace(trainer: Evaluating) -> Generator[None]:
     kept = {name: copy.deepcopy(getattr(trainer, name)) for name in names}
     was_training = trainer.model.training
     try:
-        with torch.random.fork_rng(devices=_devices(trainer)), torch.no_grad():
+        with random_state_kept(trainer), torch.no_grad():
             yield
     finally:
         trainer.model.train(was_training)
         vars(trainer).update(kept)
 
 
-def _devices(trainer: Evaluating) -> list[Any]:
-    """The devices with a random state of their own."""
+@contextmanager
+def random_state_kept(trainer: Evaluating) -> Generator[None]:
+    """Afterwards torch, numpy and Python draw as they would have: rewards and environments may use any."""
     device = trainer.accelerator.device
-    return [device] if device.type == "cuda" else []
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

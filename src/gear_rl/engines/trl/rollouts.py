@@ -47,7 +47,7 @@ class Rollouts:
         self.rewards_each = torch.zeros(0, 0)
         """(rollouts, functions); 0 where a function abstained."""
         self.logged: dict[str, list[Any]] = {}
-        """What reward functions logged for each rollout, by name."""
+        """What reward functions logged for each rollout, by name; the last function's come last."""
         self.evaluated: list[list[float | None]] | None = None
         """During an evaluation: the rewards of every problem's tries."""
 
@@ -103,7 +103,7 @@ class Rollouts:
         equal = equal_groups(compared, groups)
         advantage_B: Tensor = output["advantages"]
         ends = cast(list[int], trainer.eos_token_ids)
-        cut_off = [not ids or ids[-1] not in ends for ids in self.ids]
+        cut_off = [len(ids) == 0 or ids[-1] not in ends for ids in self.ids]
         completions = replace(completions_of(output), truncated=cut_off)
         return RolloutBatch(
             step=trainer.state.global_step,
@@ -119,7 +119,7 @@ class Rollouts:
             first=first,
             num_rollouts=len(self.rewards),
             environments=getattr(trainer, "environments", None) or None,
-            logged=self.logged,
+            logged={name: values[-len(self.rows) :] for name, values in self.logged.items()},
             tools=self._tool_use(trainer, completions) if trainer.tools else None,
         )
 

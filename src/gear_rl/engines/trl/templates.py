@@ -41,10 +41,13 @@ def read_template(path: str) -> str:
     )
 
 
-def prepare_processing(model: Any, processing: Any, path: str | None, *, has_tools: bool) -> Any:
+def prepare_processing(
+    model: Any, processing: Any, path: str | None, *, has_tools: bool, loading: Mapping[str, Any] = {}
+) -> Any:
     """The tokenizer or processor with the chat template of the setting; None for the one that TRL loads.
 
-    ``ValueError`` for a template that no rollout with tools can use. Runs before a model is loaded.
+    ``loading`` are TRL's other arguments for it. ``ValueError`` for a template that no rollout with tools can
+    use. Runs before a model is loaded.
     """
     if path is None and not has_tools:
         return processing
@@ -54,7 +57,8 @@ def prepare_processing(model: Any, processing: Any, path: str | None, *, has_too
 
         name = model if isinstance(model, str) else model.config._name_or_path
         try:
-            processing = AutoProcessor.from_pretrained(name, truncation_side="left", padding_side="left")
+            sides = {"truncation_side": "left", "padding_side": "left"}
+            processing = AutoProcessor.from_pretrained(name, **sides, **loading)
         except (OSError, ValueError):
             if template is None:
                 return None  # the same error comes from TRL, which knows more arguments

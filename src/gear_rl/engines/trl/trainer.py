@@ -7,6 +7,7 @@ collects what TRL's hooks show of the rollouts, calls the credit step, and repla
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +22,7 @@ from gear_rl.credit.prompts import check_untemplated, naming_refused
 from gear_rl.credit.step import for_loss, step
 from gear_rl.credit.teacher_check import TeacherCheck
 from gear_rl.engines.trl.card import complete_card
-from gear_rl.engines.trl.config import GEARConfig, check_setup, checked_arguments
+from gear_rl.engines.trl.config import GEARConfig, check_setup, checked_arguments, is_transformed
 from gear_rl.engines.trl.durable import DurableTrainer
 from gear_rl.engines.trl.engine import HeldWeights, TRLEngine
 from gear_rl.engines.trl.images import images_of
@@ -110,7 +111,9 @@ class GEARTrainer(DurableTrainer):
     def _generate(self, prompts: list[Any], *more: Any, **options: Any) -> Any:
         # The only place where TRL shows the final prompts: an environment's reset() may have changed them.
         self.rollouts.prompts = copy.deepcopy(prompts)
-        with naming_refused(prompts, self._rendered), self.rollouts.row_tools_shown(self):
+        plain = self.rollout_func is None  # else what fails may be the function, which may need no template
+        naming = naming_refused(prompts, self._rendered) if plain else nullcontext()
+        with naming, self.rollouts.row_tools_shown(self):
             output = super()._generate(prompts, *more, **options)
         self.rollouts.prompt_ends = [str(self._tokenizer.decode(ids[-16:])) for ids in output[0]]
         return output
@@ -127,7 +130,9 @@ class GEARTrainer(DurableTrainer):
         super().prepare_training()
         self._record_writer = None  # what it continues is read again
         rows = self.train_dataset
-        if not isinstance(rows, Dataset) or self.rollout_func is not None or self._is_vlm:
+        if not isinstance(rows, Dataset) or "prompt" not in rows.column_names or is_transformed(rows):
+            return
+        if self.rollout_func is not None or self._is_vlm:
             return
         prompts: list[Any] = rows.select_columns(["prompt"])[:CHECKED_ROWS]["prompt"]
         reads_context = needs_context(self.credit) and self.args.teacher_prompt == "render"
@@ -149,7 +154,7 @@ class GEARTrainer(DurableTrainer):
             keeps = needs_student(self.credit) and shares_old_pass(self)
             self.old_pass = OldPass() if keeps else None
         output = super()._generate_and_score_completions(shown)
-        if self.model.training:
+        if self.is_training_batch:
             output["advantages"] = self._run_credit_step(output)
             self.old_pass = None
         return output
@@ -162,7 +167,7 @@ class GEARTrainer(DurableTrainer):
 
     def _log_completion_extra(self, column: str, values: list[Any]) -> None:
         super()._log_completion_extra(column, values)
-        self.rollouts.logged[column] = values
+        self.rollouts.logged.setdefault(column, []).extend(values)
 
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *more: Any) -> Any:
         _, self.rollouts.messages, self.rollouts.ids, *_ = more

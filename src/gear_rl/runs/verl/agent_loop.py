@@ -123,7 +123,7 @@ class EnvironmentLoop(ToolAgentLoop):
 
 
 def _parsed_tool(schema: Mapping[str, Any]) -> SimpleNamespace:
-    """A tool as verl's parsers of calls read it: they read lists and objects as JSON, the guard the rest as text."""
+    """A tool for verl's parsers of calls: they read lists and objects as JSON, our guard the rest as text."""
     function = schema["function"]
     given = function["parameters"]
     properties = {
