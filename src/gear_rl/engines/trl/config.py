@@ -277,29 +277,13 @@ def check_setup(
     rows = args.per_device_train_batch_size * cast(int, args.steps_per_generation)
     partial = sharding == "FSDP" or (deepspeed and zero_stage == 3)
     never = f"which was never run under {sharding}"
-    folder = RunFolder(Path(str(args.output_dir)), args.record_file)
     refusals = (
+        *_option_refusals(credit, args),
         *(_image_refusals(credit, args, sharding) if images else ()),
         (
             any(signal.whole_groups for signal in signals_of(credit.needs)) and rows % num_generations > 0,
             f"per_device_train_batch_size: {rows} completions per process and generation are no multiple of "
             f"num_generations ({num_generations}), but {name!r} compares hidden states of a whole group",
-        ),
-        (
-            args.remove_unused_columns and needs_context(credit),
-            "remove_unused_columns: True drops the columns that the teacher is shown; set it to False",
-        ),
-        (
-            args.push_to_hub
-            and needs_context(credit)
-            and folder.records is not None
-            and not folder.records_outside,
-            f"record_file: {args.record_file!r} holds what the teacher saw, and push_to_hub would publish it; "
-            "name a file outside of output_dir, or set it to None",
-        ),
-        (
-            distillation_of(credit) is not None and args.torch_compile,
-            f"torch_compile: True hides the states that {name!r} distils from; set it to False",
         ),
         (fsdp_version == 1, "fsdp_version: 1 hides the head's weights outside of forward; set it to 2"),
         (
@@ -326,6 +310,26 @@ def check_setup(
     for refused, message in refusals:
         if refused:
             raise ValueError(message)
+
+
+def _option_refusals(credit: CreditAssigner, args: GEARConfig) -> list[tuple[bool, str]]:
+    """Options that would lose or publish what the teacher is shown, or cannot be run, and the messages."""
+    folder, reads_context = RunFolder(Path(str(args.output_dir)), args.record_file), needs_context(credit)
+    return [
+        (
+            args.remove_unused_columns and reads_context,
+            "remove_unused_columns: True drops the columns that the teacher is shown; set it to False",
+        ),
+        (
+            args.push_to_hub and reads_context and folder.records is not None and not folder.records_outside,
+            f"record_file: {args.record_file!r} holds what the teacher saw, and push_to_hub would publish it; "
+            "name a file outside of output_dir, or set it to None",
+        ),
+        (
+            distillation_of(credit) is not None and args.torch_compile,
+            f"torch_compile: True hides the states that {credit.name!r} distils from; set it to False",
+        ),
+    ]
 
 
 def _image_refusals(credit: CreditAssigner, args: GEARConfig, sharding: str) -> list[tuple[bool, str]]:
