@@ -8,6 +8,7 @@ import pytest
 from engines import tiny
 from gear_rl import Gear, GEARConfig
 from gear_rl.engines.trl.config import check_setup, checked_arguments
+from gear_rl.engines.verl.rollouts import check_text
 from gear_rl.method_builder import build_method
 from runs.test_verl_hydra_settings import check, config_of
 
@@ -57,6 +58,7 @@ REFUSALS = {
     ("DeepSpeed ZeRO-3", "TRL"): refused_by_trl("opsd", sharding="DEEPSPEED", zero_stage=3),
     ("FSDP 2", "TRL"): refused_by_trl("opsd", sharding="FSDP"),
     ("images", "TRL"): refused_by_trl("igpo", images=True),
+    ("images", "verl"): lambda _: check_text([[{"role": "user", "content": [{"type": "image"}]}]], "gear"),
     ("Liger, fused kernels", "TRL"): refused_by_trl("opsd", liger=True),
     ("Liger, fused kernels", "verl"): refused_by_verl("actor_rollout_ref.model.use_fused_kernels", True),
     ("Megatron, sequence parallel", "verl"): refused_by_verl("actor_rollout_ref.actor.strategy", "megatron"),
