@@ -115,9 +115,8 @@ class DurableTrainer(Evaluating):
         self.tool_guard.answers.clear()
         self.is_training_batch = bool(self.model.training)
         output = cast(dict[str, Any], super()._generate_and_score_completions(inputs))
-        self.model.train(
-            self.is_training_batch
-        )  # TRL's continuous batching leaves it in the mode of training
+        # TRL's continuous batching leaves the model in the mode of training.
+        self.model.train(self.is_training_batch)
         if None in self.rollouts.rewards:  # TRL counts a group without a reward as one that differs
             size = self.num_generations if self.is_training_batch else self.num_generations_eval
             shares = self._metrics["train" if self.is_training_batch else "eval"]["frac_reward_zero_std"]

@@ -96,9 +96,7 @@ class Rollouts:
         own = slice(first, first + len(self.rows))
         groups = [b // trainer.num_generations for b in range(len(self.rewards))]
         compared: list[Any] = self.rewards
-        if (
-            trainer.args.multi_objective_aggregation == "normalize_then_sum"
-        ):  # functions are compared one by one
+        if trainer.args.multi_objective_aggregation == "normalize_then_sum":  # each function by itself
             compared = [tuple(float_list(each)) for each in self.rewards_each]
         equal = equal_groups(compared, groups)
         advantage_B: Tensor = output["advantages"]

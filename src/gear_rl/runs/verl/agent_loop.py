@@ -56,10 +56,8 @@ class EnvironmentLoop(ToolAgentLoop):
         self.tool_schemas = [get_json_schema(method) for method in self.methods.values()]
         self.tools = {schema["function"]["name"]: _parsed_tool(schema) for schema in self.tool_schemas}
         with self.guard.serving():
-            extra = {
-                name: value for name, value in given.items() if name != "tool_selection"
-            }  # of verl's tools
-            own = {**row, "raw_prompt": prompt, "extra_info": extra}
+            given.pop("tool_selection", None)  # verl's key for its own tools
+            own = {**row, "raw_prompt": prompt, "extra_info": given}
             output = await super().run(sampling_params, priority=priority, **own)
         seen = self._seen(prompt, environment, output)
         output.extra_fields = {**output.extra_fields, SEEN: seen, "reward_extra_info": {}}
