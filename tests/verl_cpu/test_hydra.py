@@ -1,6 +1,7 @@
 """Recipes and exported commands, composed by Hydra with the installed verl and checked as a run checks them."""
 
 import copy
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +63,14 @@ def test_a_recipe_is_a_configuration_that_would_run(recipe, tmp_path):
     assert config.data.train_batch_size * config.actor_rollout_ref.rollout.n % gpus == 0
     commented, _ = checked(overrides(recipe, tmp_path, sys.executable, options(recipe)))
     assert commented != config, "the options in the recipe's comments"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_example_of_the_page_is_a_configuration_that_would_run():
+    page = (ROOT / "docs" / "verl.md").read_text(encoding="utf-8")
+    command = page.partition("```diff\n")[2].partition("```")[0].splitlines()[1:]
+    _, settings = checked([re.sub(r"^[+ ] +", "", line).removesuffix(" \\") for line in command])
+    assert settings.method.name == "gear"
 
 
 SECTION = ["algorithm.adv_estimator=grpo", "trainer.v1.trainer_mode=gear_sync", "+gear.credit=gear"]
