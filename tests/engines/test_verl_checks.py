@@ -2,7 +2,7 @@
 
 import pytest
 
-from gear_rl.engines.verl.checks import reads_reference
+from gear_rl.engines.verl.checks import compares_groups, reads_reference
 from gear_rl.errors import InputError
 from runs.test_verl_hydra_settings import ACTOR, check, config_of
 
@@ -77,3 +77,14 @@ def test_what_cannot_run_is_refused_with_what_would(section, changes, message):
 def test_the_base_teacher_without_lora_reads_verls_reference(section, rank, reads):
     config = config_of(section, {"actor_rollout_ref.model.lora_rank": rank})
     assert reads_reference(config, check(config)) == reads
+
+
+@pytest.mark.parametrize(
+    ("estimator", "in_reward", "compares"),
+    [("grpo", False, True), ("grpo", True, False), ("remax", False, False)],
+)
+def test_a_divergence_in_the_reward_or_another_baseline_gives_equal_rewards_an_advantage(
+    estimator, in_reward, compares
+):
+    changes = {"algorithm.adv_estimator": estimator, "algorithm.use_kl_in_reward": in_reward}
+    assert compares_groups(config_of({}, changes)) == compares

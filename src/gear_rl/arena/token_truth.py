@@ -31,7 +31,7 @@ class Truth:
 
     @classmethod
     def blank(cls, size: int, num_decisions: int, exact: bool) -> "Truth":
-        """The facts of ``size`` tokens, none of which decides anything; to be filled in."""
+        """The truth about ``size`` tokens without a decision among them, which a task fills in."""
         return cls([-1] * size, [False] * size, [-1] * size, [()] * size, num_decisions, exact)
 
     @property

@@ -41,8 +41,8 @@ class Gear:
     segment, which ends where student entropy rises and takes the peak's ``z``. ``A_t = A w_t``, with
     ``w_t = 1 + alpha z_t`` scaled to mean 1.
 
-    ``gear:plain`` is our reconstruction from abstract and captions, all we have read; its numbers are
-    guesses, and a poor result of it says nothing about the paper. ``gear:tokens`` has no segments.
+    ``gear:plain`` is our reconstruction from abstract and captions, with guessed numbers.
+    ``gear:tokens`` has no segments.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 5, dtype=torch.bool),

@@ -21,6 +21,8 @@ from gear_rl.types import CreditAssigner
 TRAINERS = ("gear_sync", "gear_colocate_async")
 TESTED = "0.9.1"
 """The version of verl that gear-rl is tested with."""
+GROUP_ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg")
+"""Estimators that compare a rollout's reward with those of its group alone."""
 TOKEN_ESTIMATORS = ("gae", "reinforce_plus_plus", "optimal_token_baseline", "tir_optimal_token_baseline")
 """Estimators that give the tokens of a completion different advantages already."""
 
@@ -141,6 +143,13 @@ def check_method(settings: VerlSettings) -> None:
             f"gear.teacher: {kind!r} (given, or the default of {method.name!r}) keeps a copy of the weights, "
             "which verl has sharded among its workers; set it to base, or name a gear.teacher_model"
         )
+
+
+def compares_groups(config: Any) -> bool:
+    """Whether equal rewards of a group mean no advantage under verl's configuration."""
+    if select(config, "algorithm.use_kl_in_reward"):
+        return False
+    return select(config, "algorithm.adv_estimator") in GROUP_ESTIMATORS
 
 
 def reads_reference(config: Any, settings: VerlSettings) -> bool:

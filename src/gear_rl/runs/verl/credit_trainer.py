@@ -25,7 +25,13 @@ from gear_rl.credit.metrics import SegmentCheck
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.step import for_loss, step
 from gear_rl.engines.folder import RunFolder
-from gear_rl.engines.verl.checks import check, check_environment, reads_reference, version_note
+from gear_rl.engines.verl.checks import (
+    check,
+    check_environment,
+    compares_groups,
+    reads_reference,
+    version_note,
+)
 from gear_rl.engines.verl.engine import (
     FIELDS,
     ORDER,
@@ -60,8 +66,6 @@ logger = logging.getLogger(__name__)
 
 STATE = "gear_state.json"
 """In verl's checkpoint: what the method remembers (``Engine.state``)."""
-GROUPED = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg")
-"""verl's estimators that compare a rollout's reward with those of its group alone."""
 HYBRID_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 """verl's roles of a worker that holds the actor."""
 
@@ -154,8 +158,7 @@ class CreditTrainer:
             **self._columns(keys, batch.partition_id, names),
             SAMPLED: [sampled[key] for key in keys],
         }
-        algorithm = self.config.algorithm
-        grouped = algorithm.adv_estimator in GROUPED and not algorithm.use_kl_in_reward
+        grouped = compares_groups(self.config)
         rollouts = rollout_batch(columns, keys, self.global_steps - 1, self.tokenizer, grouped=grouped)
         if needs_passes(credit.method):
             check_text(rollouts.prompts, credit.method.name)
