@@ -317,7 +317,7 @@ def _option_refusals(credit: CreditAssigner, args: GEARConfig) -> list[tuple[boo
     folder, reads_context = RunFolder(Path(str(args.output_dir)), args.record_file), needs_context(credit)
     return [
         (
-            args.remove_unused_columns and reads_context,
+            reads_context and bool(args.remove_unused_columns),
             "remove_unused_columns: True drops the columns that the teacher is shown; set it to False",
         ),
         (
