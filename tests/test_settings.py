@@ -6,7 +6,9 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.methods import METHODS, Uniform
+from gear_rl.traits import Distillation
 
 
 @pytest.mark.parametrize(
@@ -18,7 +20,6 @@ from gear_rl.methods import METHODS, Uniform
             {"max_segment_tokens": 0},
             "max_segment_tokens: 0; give a whole number of 1 or more, or None",
         ),
-        ("gear", {"end_rule": "fixed_length"}, "max_segment_tokens: end_rule='fixed_length' needs a length"),
         ("gear", {"clip": (0.0, 2.0)}, r"clip: \(0.0, 2.0\); give \[a number above 0, at most 1; a"),
         ("gear", {"entropy_norm": "log_vocab"}, "vocab_size: 0; entropy_norm='log_vocab' needs"),
         ("rlsd", {"clip_width": 1.0}, "clip_width: 1.0; give a number of 0 or more, below 1"),
@@ -28,18 +29,36 @@ from gear_rl.methods import METHODS, Uniform
         ("entropy_forks", {"top_share": 0.0}, "top_share: 0.0; give a number above 0, at most 1"),
         ("grail", {"mean": 0.1}, "mean: 0.1 must lie between min_weight, 0.5, and max_weight, 5.0"),
         ("shear", {"stride_tokens": 101}, "stride_tokens: 101 must be 1 to window_tokens"),
-        ("rlsd", {"strenght": 1}, "strenght: no such setting; did you mean strength?"),
         ("gigpo", {"anchor_similarity": 1.5}, "anchor_similarity: 1.5"),
         ("igpo", {"baseline": "token", "discount": 0.5}, "baseline: 'token' is the first release's rule"),
         ("crpo", {"style": (1, -2)}, r"style: \(1, -2\); give \[a whole number of 0 or more; ...\]"),
         ("crpo", {"style": (1, 1)}, r"style: a reward function is listed twice in \(0, 1, 1\)"),
         ("crpo", {"task": []}, r"task: \[\]; give .* of length 1 or more"),
         ("sdpg", {"decay_steps": 3, "total_steps": 0}, "total_steps: 0, but the weight decays"),
+        ("step_scores", {"use": "weights", "strength": 2.0}, "strength: 2.0; give 0 to 1 with use=weights"),
+        ("step_scores", {"separator": ""}, "separator: ''; give text of length 1 or more"),
+        ("step_scores", {"prm": "x", "steps": "spans"}, "steps: 'spans' come from a reward function"),
+        ("step_scores", {"discount": 1.5}, "discount: 1.5; give a number from 0 to 1"),
+        (Distillation, {"beta": -0.1}, "beta: -0.1; give a number from 0 to 1"),
+        (Distillation, {"top_k": 0}, "top_k: 0; give a whole number of 1 or more, or None"),
+        (Distillation, {"top_k_of": "both"}, "top_k_of: 'both'; give student or teacher"),
+        (Distillation, {"anchor": "l2"}, "anchor: 'l2'; give none, urkl, ufkl, rkl or fkl"),
+        (Distillation, {"anchor_weight": -1.0}, "anchor_weight: -1.0; give a number of 0 or more"),
+        (CreditConfig, {"teacher_prompt": "shout"}, "teacher_prompt: 'shout'; give render or splice"),
+        (CreditConfig, {"teacher_context_message": "2"}, "teacher_context_message: '2'; give first or last"),
+        (
+            CreditConfig,
+            {"teacher_prompt": "splice", "teacher_prompt_template": "x"},
+            ".*'x' lacks {privileged_",
+        ),
+        (CreditConfig, {"credit_batch_size": 0}, "credit_batch_size: 0; give a whole number of 1 or more"),
+        (CreditConfig, {"teacher_update_rate": 1.5}, "teacher_update_rate: 1.5; give a number from 0 to 1"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_a_setting_outside_its_range_is_refused_by_name(name, settings, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        METHODS[name](**settings)
+        METHODS.get(name, name)(**settings)
 
 
 SETTINGS = [(name, field.name) for name, cls in METHODS.items() for field in dataclasses.fields(cls)]

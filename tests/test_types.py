@@ -8,7 +8,7 @@ import torch
 
 from gear_rl.methods import METHODS, Gear, Igpo, Opsd, Sdpg, Shuffled
 from gear_rl.signals.table import signals_of
-from gear_rl.traits import Distillation, distillation_of, is_additive
+from gear_rl.traits import distillation_of, is_additive
 from gear_rl.types import Credit, TokenSignals, is_per_row
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
@@ -77,22 +77,6 @@ def test_falling_back_by_hand():
     assert found.distill_weight.tolist() == [[0.0, 0.0, 0.0], [0.25, 0.0, 0.0]]
     bare = dataclasses.replace(credit, distill_weight=None)
     assert bare.falling_back(torch.tensor([True, True]), torch.zeros(2), MASK).distill_weight is None
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"beta": -0.1}, "beta: -0.1; give a number from 0 to 1"),
-        ({"top_k": 0}, "top_k: 0; give a whole number of 1 or more, or None"),
-        ({"top_k_of": "both"}, "top_k_of: 'both'; give student or teacher"),
-        ({"anchor": "l2"}, "anchor: 'l2'; give none, urkl, ufkl, rkl or fkl"),
-        ({"anchor_weight": -1.0}, "anchor_weight: -1.0; give a number of 0 or more"),
-    ],
-)
-def test_a_term_outside_its_range_is_named(given, message):
-    with pytest.raises(ValueError, match=message):
-        Distillation(**given)
-    Distillation(beta=0.0, top_k=1, ratio_clip=None, max_nats=None, anchor="fkl", anchor_weight=0.0)
 
 
 def test_methods_that_add_or_distil_need_signals_of_every_completion():

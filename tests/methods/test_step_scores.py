@@ -79,20 +79,6 @@ def test_scores_of_nothing_leave_the_advantage():
         close(StepScores(steps="tokens", use=use)(BASE, none).advantage, plain)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"use": "weights", "strength": 2.0}, "strength: 2.0; give 0 to 1 with use=weights"),
-        ({"separator": ""}, "separator: ''; give text of length 1 or more"),
-        ({"prm": "x", "steps": "spans"}, "steps: 'spans' come from a reward function"),
-        ({"discount": 1.5}, "discount: 1.5; give a number from 0 to 1"),
-    ],
-)
-def test_a_setting_outside_its_range_is_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        StepScores(**settings)
-
-
 def test_weights_of_a_score_outside_0_and_1_are_refused():
     with pytest.raises(ValueError, match=r"step_scores: a score of 1.5; use=weights takes 0 to 1"):
         rewarded_with = TokenSignals(mask=MASK, step_id=STEP, step_score=torch.where(STEP == 1, 1.5, 0.5))
