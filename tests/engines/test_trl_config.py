@@ -25,6 +25,7 @@ from gear_rl.methods import Cast, Crpo, Gigpo, Igpo, MtGrpo, Opsd, Rlcsd, Rlsd, 
             {"privileged_sources": "row"},
             "privileged_sources: 'row'; give a list of texts, or None",
         ),
+        ({"use_vllm": True, "vllm_mode": "colocated"}, "vllm_mode: 'colocated'; give colocate or server"),
         ({"tool_time_limit": 0}, "tool_time_limit: 0; give a number above 0, or None"),
         ({"answer_pattern": r"(\w+\s*)+"}, "answer_pattern: .* repeats what is itself repeated"),
     ],
@@ -167,8 +168,3 @@ def test_a_misspelt_setting_of_python_has_the_command_s_hint():
         GEARConfig("out", use_cpu=True, max_step=3)  # pyright: ignore[reportCallIssue]
     config = GEARConfig("out", use_cpu=True, max_steps=3)
     assert pickle.loads(pickle.dumps(config)).max_steps == copy.copy(config).max_steps == 3
-
-
-def test_a_wrong_vllm_mode_is_refused_before_a_model_is_loaded(tmp_path):
-    with pytest.raises(ValueError, match="vllm_mode: 'colocated'; give colocate or server"):
-        GEARConfig(str(tmp_path), use_cpu=True, use_vllm=True, vllm_mode="colocated")

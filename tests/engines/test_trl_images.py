@@ -255,11 +255,6 @@ def test_batches_without_an_image_train_between_others(tmp_path, kind):
     assert any(record.signals for record in found if MARKS[2] not in record.prompt)
 
 
-def test_trl_takes_no_batch_in_which_one_row_alone_has_an_image(tmp_path):
-    with pytest.raises(TypeError, match="a list of entries is supported but got type=<class 'NoneType'>"):
-        trained(tmp_path, "qwen2_vl", [0, 1] * 4)
-
-
 def test_a_message_of_an_image_alone_has_no_place_for_a_context(tmp_path):
     data = rows([1] * 8).map(lambda row: {"prompt": [{"role": "user", "content": [{"type": "image"}]}]})
     with pytest.raises(ValueError, match=r"prompt: the message has no text .* use teacher_prompt='splice'"):

@@ -8,12 +8,6 @@ from trl_vllm import runs
 from trl_vllm.test_colocate import LORA, assert_same_credit, credit_without_vllm
 
 
-def test_trl_refuses_a_server_that_takes_no_weights_before_the_first_rollout(tmp_path, chain_server):
-    url = {"vllm_mode": "server", "vllm_server_base_url": chain_server.url}
-    with pytest.raises(RuntimeError, match="has no weight-transfer engine"):
-        runs.train(tmp_path, **url)
-
-
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_rollouts_come_from_the_server_and_the_weights_that_are_sent_are_the_trained_ones(
     tmp_path, monkeypatch, chain_server, lora
