@@ -24,7 +24,28 @@ def test_a_list_of_methods_is_split_between_methods():
             line_up([text])
     with pytest.raises(InputError, match=r"'own' stands for .* rename one"):
         parse_methods(["own=rlsd:", "own=gear:"])
-    for name in ("uniform", "oracle", "uniform@0.0001"):
+    for name in ("uniform", "oracle", "sft", "uniform@0.0001"):
         with pytest.raises(InputError, match=f"--methods: '{name}' is the name of a control; choose .* gear"):
             parse_methods([f"{name}=gear"])
     assert parse_methods(["uniform=uniform", "oracle"]).keys() == {"uniform", "oracle"}
+
+
+@pytest.mark.parametrize(
+    ("text", "methods"),
+    [
+        ("gear,mine=rlsd", ["gear", "mine=rlsd"]),
+        ("a=gear,b=gear*stare", ["a=gear", "b=gear*stare"]),
+        ("gear:alpha=2,mine=sft", ["gear:alpha=2", "mine=sft"]),
+        ("shuffled:of.alpha=2,of=rlsd", ["shuffled:of.alpha=2,of=rlsd"]),
+        ("gear:alpha=2,teacher_contrast=shuffled", ["gear:alpha=2,teacher_contrast=shuffled"]),
+        ("a:Mine,width=3", ["a:Mine,width=3"]),
+    ],
+)
+def test_a_part_that_names_a_method_begins_a_new_one(text, methods):
+    assert split_methods(text) == methods
+
+
+@pytest.mark.parametrize("text", ["=gear", "a=b=gear", "a,b=gear"])
+def test_a_method_has_one_name(text):
+    with pytest.raises(InputError, match="give one name without a comma"):
+        parse_method(text)

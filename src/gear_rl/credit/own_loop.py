@@ -108,10 +108,15 @@ class LocalEngine(OneProcess):
         done = right_padded(ids, marks, pad_id, device)
         each = zip(done.ids, done.mask, done.attention, strict=True)
         texts = [self.tokenizer.decode(own, skip_special_tokens=True) for own in ids]
+        shown = self.render(prompts, None)
+        if not all(shown):
+            raise ValueError(
+                f"rows: prompt {shown.index([])} has no token; give every completion a prompt of one or more"
+            )
         return RolloutBatch(
             step=step,
             completions=done,
-            student=left_padded(self.render(prompts, None), pad_id, device),
+            student=left_padded(shown, pad_id, device),
             prompts=prompts,
             rows=rows,
             messages=[messages_of(*own, self.tokenizer) for own in each] if marks else texts,
@@ -264,6 +269,10 @@ def _advantages_of(values: Any, count: int, model: nn.Module) -> Float[Tensor, "
         values = _tensor_of("advantages", _list_of("advantages", values, count))
     if values.shape != (count,):
         raise ValueError(f"advantages: shape {tuple(values.shape)}; give one number for each of {count}")
+    if not values.isfinite().all():
+        raise ValueError(
+            "advantages: NaN or Inf; give finite numbers, such as those of group_relative_advantage"
+        )
     if values.dtype != torch.float64:  # small differences of advantages would be lost in bfloat16
         values = values.float()
     on_cpu = values.device.type == "cpu"  # as rewards are
@@ -283,6 +292,7 @@ def _ids_of(completions: Any, model: nn.Module) -> list[list[int]]:
         if wrong is not None:
             raise ValueError(
                 f"completions: {wrong!r:.50} in completion {b} is no token of the model's {below}; give lists of "
-                'ids, such as tokenizer(text)["input_ids"], and mark by sampled what is not trained'
+                "ids, such as tokenizer(text, add_special_tokens=False).input_ids, and mark by sampled what is "
+                "not trained"
             )
     return [[*own] for own in listed]

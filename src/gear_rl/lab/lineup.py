@@ -8,6 +8,7 @@ from gear_rl.credit.credit_config import CreditConfig
 from gear_rl.errors import InputError
 from gear_rl.lab.oracle import ORACLE
 from gear_rl.method_builder import COMBINED, COMMA, build_method, credit_settings
+from gear_rl.methods import METHODS
 from gear_rl.traits import engine_settings_of, is_even
 
 BASELINE = "uniform"
@@ -16,19 +17,26 @@ CEILING = "oracle"
 """The control with the true advantages."""
 SFT = "sft"
 """The row that fine-tunes on the privileged text; as a setting of a method, the share of the steps that do."""
+_SETTINGS = {field.name for cls in (CreditConfig, *METHODS.values()) for field in fields(cast(Any, cls))}
 
 
 def split_methods(text: str) -> list[str]:
-    """The methods of a list with commas; a part that follows a colon and has no name of its own is a setting.
+    """The methods of a list with commas; a part that follows a colon and names no method is a setting.
 
     >>> split_methods("gear:alpha=0.5,sign_mode=aware,shuffled")
     ['gear:alpha=0.5,sign_mode=aware', 'shuffled']
     >>> split_methods("gear:alpha=2,end_rule=turn*stare:share=0.2")
     ['gear:alpha=2,end_rule=turn*stare:share=0.2']
+    >>> split_methods("gear:alpha=2,teacher_contrast=shuffled,mine=rlsd")
+    ['gear:alpha=2,teacher_contrast=shuffled', 'mine=rlsd']
     """
     methods: list[str] = []
     for part in COMMA.split(text):
-        if methods and "=" in part and ":" not in COMBINED.split(part)[0]:
+        head = COMBINED.split(part)[0]
+        key, equals, value = map(str.strip, head.partition("="))
+        # A method's name may be a setting's value too.
+        named = value in (*METHODS, CEILING, SFT) and key.partition(".")[0] not in _SETTINGS
+        if methods and ":" in methods[-1] and equals and ":" not in head and not named:
             methods[-1] += f",{part.strip()}"
         elif part.strip():
             methods.append(part.strip())
@@ -50,7 +58,10 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     text = text.strip()
     shown, given, rest = text.partition("=")
     if given and ":" not in shown:
-        return shown.strip(), parse_method(rest)[1]
+        named, credit = parse_method(rest)
+        if not shown.strip() or "," in shown or named != rest.strip():
+            raise InputError(f"--methods: {text!r}; give one name without a comma, as in mine=gear:alpha=2")
+        return shown.strip(), credit
     credit = credit_settings(text, "--methods")
     stands_for = {CEILING: ORACLE, SFT: {"name": BASELINE, SFT: 1.0}}.get(credit["name"], {})
     return text, credit | stands_for | ({SFT: credit[SFT]} if SFT in credit else {})
@@ -64,7 +75,7 @@ def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """
     named: dict[str, dict[str, Any]] = {}
     for name, credit in map(parse_method, texts):
-        if name.partition("@")[0] in (BASELINE, CEILING) and credit != parse_method(name)[1]:
+        if name.partition("@")[0] in (BASELINE, CEILING, SFT) and credit != parse_method(name)[1]:
             raise InputError(
                 f"--methods: {name!r} is the name of a control; choose another for {credit['name']}"
             )

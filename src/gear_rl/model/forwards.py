@@ -19,6 +19,10 @@ _MOVED = 0.02
 """Relative change of hidden states from which positions count as moved. Measured in float32 and bfloat16: 0 for
 rotary models and ALiBi, 0.5 and more for untrained ones with absolute positions."""
 
+_OTHER_LOGITS = 0.03
+"""Difference of logits, of the largest, from which they are another model's; bfloat16 leaves 0.004."""
+_HEAD_CHECKED = "_gear_head_checked"
+
 
 @contextmanager
 def evaluating(model: nn.Module) -> Generator[None]:
@@ -93,7 +97,28 @@ def _plain_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S D
     captured: list[Tensor] = []
     with capturing(model, captured.append):
         output = model(**given)
+    _check_head(model, captured[-1], output)
     return captured[-1], output
+
+
+@torch.no_grad()
+def _check_head(model: nn.Module, hidden_BSD: Float[Tensor, "B S D"], output: Any) -> None:
+    """``ValueError`` where the model's own logits are not those of ``head_of``; computed once a model.
+
+    So it is with models that do more than ``head_of`` reads in their config (the soft-cap of RecurrentGemma, the
+    head of BERT). A head that DeepSpeed has divided is not checked.
+    """
+    inner: Any = unwrap_model(model)
+    if hasattr(inner, _HEAD_CHECKED) or not head_layer(model).weight.numel():
+        return
+    ours = head_of(model, temperature=1.0).logits(hidden_BSD[:, -1])
+    theirs = output.logits[:, -1].float()
+    if theirs.shape != ours.shape or (theirs - ours).abs().max() > _OTHER_LOGITS * theirs.abs().max():
+        raise ValueError(
+            f"model: {type(inner).__name__} does not compute its logits by its head alone, as the signals do; "
+            "take a model of another family"
+        )
+    setattr(inner, _HEAD_CHECKED, True)
 
 
 @contextmanager
@@ -217,7 +242,8 @@ def backbone_of(model: nn.Module) -> nn.Module:
     """
     inner = unwrap_model(model)
     backbone: Any = getattr(inner, "base_model", None)
-    if not isinstance(backbone, nn.Module) or backbone is inner:
+    encodes = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
+    if not isinstance(backbone, nn.Module) or backbone is inner or encodes:
         raise ValueError(
             f"model: {type(inner).__name__} has no `base_model` that yields hidden states; give a transformers "
             "causal language model"
@@ -263,7 +289,7 @@ def head_of(model: nn.Module, temperature: float) -> Head:
 def head_layer(model: nn.Module) -> Any:
     """The layer that gives the logits; ``ValueError`` under an adapter, whose part its weights do not show."""
     layer: Any = cast(Any, unwrap_model(model)).get_output_embeddings()
-    if hasattr(layer, "lora_A") or hasattr(layer, "modules_to_save"):
+    if hasattr(layer, "base_layer") or hasattr(layer, "modules_to_save"):
         raise ValueError(
             f"model: the head is wrapped by an adapter ({type(layer).__name__}), so its weights alone do not "
             "give the logits; leave it out of target_modules and modules_to_save"

@@ -27,7 +27,7 @@ from gear_rl.tensor.lists import int_list
 logger = logging.getLogger(__name__)
 
 PROBED_TOKENS = 256
-"""Tokens, spread evenly over the vocabulary, whose text both tokenizers have to read as the same ids."""
+"""Tokens, spread evenly over the vocabulary, and as many added ones, that both tokenizers have to read alike."""
 REFUSED = range(400, 500)
 """The server will not answer differently when it is asked again."""
 
@@ -80,8 +80,10 @@ class ServedTeacher(Teacher):
                 f"temperature: {temperature}, and a server scores prompts at temperature 1 (teacher_url); sample "
                 "at 1, or take a teacher of your own weights"
             )
-        size = len(tokenizer)
-        ids = [*range(0, size, max(1, size // PROBED_TOKENS))]
+        size, added = len(tokenizer), [*tokenizer.added_tokens_decoder]
+        ids = [
+            n for all_ids in (range(size), added) for n in all_ids[:: max(1, len(all_ids) // PROBED_TOKENS)]
+        ]
         text = tokenizer.decode(ids)
         own = tokenizer(text, add_special_tokens=False)["input_ids"]
         try:
@@ -129,8 +131,10 @@ class ServedTeacher(Teacher):
                     names = [*found][: self.top_k + 1]
                     top_id[b, t, : len(names)] = torch.tensor(names)
                     top[b, t, : len(names)] = torch.tensor([found[name] for name in names])
-            except (OSError, HTTPException, KeyError, IndexError, TypeError, ValueError) as error:
-                if isinstance(error, URLError) and not isinstance(error, HTTPError):
+            except (
+                OSError, HTTPException, AttributeError, KeyError, IndexError, TypeError, ValueError
+            ) as error:  # fmt: skip
+                if isinstance(error, URLError | TimeoutError) and not isinstance(error, HTTPError):
                     down.append(error)  # the others would only wait for it
                 return error
             return None

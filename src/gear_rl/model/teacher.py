@@ -7,7 +7,7 @@ calls ``update`` after each optimizer step, and saves ``state_dict`` with the ru
 
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -59,11 +59,18 @@ class AdapterFreeTeacher(Teacher):
 
     lends = True
 
-    def weights(self, model: nn.Module) -> AbstractContextManager[None]:
+    @contextmanager
+    def weights(self, model: nn.Module) -> Generator[None, None, None]:
         wrapped: Any = model
         while not hasattr(wrapped, "disable_adapter"):
             wrapped = wrapped.module
-        return cast(AbstractContextManager[None], wrapped.disable_adapter())
+        frozen = [p for p in model.parameters() if not p.requires_grad]
+        try:
+            with wrapped.disable_adapter():
+                yield
+        finally:
+            for parameter in frozen:  # PEFT leaves every parameter of the adapter trained
+                parameter.requires_grad_(False)
 
 
 class CopyTeacher(Teacher):
@@ -109,27 +116,33 @@ class CopyTeacher(Teacher):
     @contextmanager
     def weights(self, model: nn.Module) -> Generator[None, None, None]:
         # In place: an optimizer, a wrapper or a tied layer may hold the same tensor.
-        held = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
+        copied = self._copied_parameters(model)
+        held = {name: p.detach().clone() for name, p in copied.items()}
         try:
-            self._write(model, self._copy)
+            self._write(copied, self._copy)
             yield
         finally:
-            self._write(model, held)
+            self._write(self._copied_parameters(model), held)
 
     def update(self, model: nn.Module, step: int) -> None:
         if self.update_rate == 0.0 or step % self.sync_steps:
             return
-        for name, parameter in trained_parameters(model).items():
+        for name, parameter in self._copied_parameters(model).items():
             self._copy[name].lerp_(parameter.detach().to(self._copy[name].dtype), self.update_rate)
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self._copy)
 
+    def _copied_parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """Those that were trained when the copy was made."""
+        return {name: p for name, p in _named_parameters(model).items() if name in self._copy}
+
     @staticmethod
     @torch.no_grad()
-    def _write(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-        for name, parameter in trained_parameters(model).items():
+    def _write(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
+        for name, parameter in parameters.items():
             parameter.copy_(values[name])
+        torch.clear_autocast_cache()  # autocast keeps the weights that it cast, whatever is written
 
 
 def make_teacher(
@@ -160,7 +173,7 @@ def begins_as_nothing(model: nn.Module) -> bool:
     So it is where the second factor of every LoRA is 0 and nothing else is trained but copies of modules. PiSSA,
     OLoRA, random factors or an adapter that was trained before change the start; trained biases stay.
     """
-    return hasattr(model, "peft_config") and all(
+    return hasattr(model, "disable_adapter") and all(
         ".lora_A." in name or ".modules_to_save." in name or (".lora_B." in name and not parameter.any())
         for name, parameter in trained_parameters(model).items()
     )
@@ -172,10 +185,16 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     >>> list(trained_parameters(nn.Linear(1, 1, bias=False)))
     ['weight']
     """
+    return {name: p for name, p in _named_parameters(model).items() if p.requires_grad}
+
+
+def _named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By the names that they have without DDP and ``torch.compile``."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # whole ones that a forward left behind would outlive what is written to the shards
-    return {name.removeprefix("module."): p for name, p in model.named_parameters() if p.requires_grad}
+    named = model.named_parameters()
+    return {name.replace("_orig_mod.", "").removeprefix("module."): p for name, p in named}
 
 
 def _sharded_as(like: Tensor, whole: Tensor) -> Tensor:

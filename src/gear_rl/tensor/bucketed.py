@@ -33,4 +33,4 @@ def bucketed_divergence(
             (1 - torch.where(known, value.exp(), 0.0).sum(-1)).clamp(min=1e-9) for value in (log_p, log_q)
         )
         parts.append((terms + rest_p * (rest_p / rest_q).log()).clamp(min=0))
-    return torch.cat(parts) if parts else student_ND.new_zeros(0)
+    return torch.cat(parts) if parts else student_ND.new_zeros(0, dtype=torch.float32)

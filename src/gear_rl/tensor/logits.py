@@ -66,10 +66,11 @@ class Head:
         """
         weight, shape = self.weight_VD, (len(hidden_ND), len(self.weight_VD))
         out = None if buffer is None else buffer[: shape[0] * shape[1]].view(shape)
-        if hidden_ND.is_cuda and hidden_ND.dtype == weight.dtype != torch.float32:
-            logits = torch.mm(hidden_ND, weight.t(), out_dtype=torch.float32, out=out)
-        else:
-            logits = torch.mm(hidden_ND.float(), weight.float().t(), out=out)
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            if hidden_ND.is_cuda and hidden_ND.dtype == weight.dtype != torch.float32:
+                logits = torch.mm(hidden_ND, weight.t(), out_dtype=torch.float32, out=out)
+            else:
+                logits = torch.mm(hidden_ND.float(), weight.float().t(), out=out)
         if self.bias_V is not None:
             logits.add_(self.bias_V)
         if self.scale != 1.0:
