@@ -173,6 +173,8 @@ def test_a_method_that_reads_the_first_weights_needs_them():
         ({"logged": {"step_scores": [1.0]}}, "step_scores: 1 entries for 2 completions"),
         ({"advantages": [1.0]}, "advantages: 1 entries for 2 completions"),
         ({"advantages": [None, 1.0]}, r"advantages: \[None, 1.0\] is no list of numbers"),
+        ({"advantages": [1.0, float("nan")]}, "advantages: NaN or Inf; give finite numbers"),
+        ({"rows": [ROW, ROW | {"prompt": ""}]}, "rows: prompt 1 has no token"),
         ({"rewards": ["a", "b"], "group": [0, 0]}, r"rewards: \['a', 'b'\] is no list of numbers"),
         ({"group": 0}, "group: 0 is no list"),
         ({"changes": {"teacher": "base"}}, "teacher: 'base' is no Teacher; give one, or leave it out"),

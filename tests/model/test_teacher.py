@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from torch import nn
 
 from engines import tiny
 from engines.distilling import speaking
-from gear_rl.model.teacher import CopyTeacher, make_teacher
+from gear_rl.model.teacher import CopyTeacher, make_teacher, trained_parameters
 
 
 def linear(value: float) -> nn.Linear:
@@ -73,6 +73,45 @@ def test_the_students_weights_come_back_after_an_error():
         raise RuntimeError
     assert model.weight.item() == 7.0
     assert lent(teacher, model) == 1.0
+
+
+def test_under_autocast_the_teacher_has_its_own_weights():
+    """Autocast keeps the weights that it has cast until it is left."""
+    model, x = linear(1.0), torch.ones(1, 1)
+    teacher = CopyTeacher(model)
+    model.weight.data.fill_(2.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = [model(x).item()]
+        with teacher.weights(model):
+            seen.append(model(x).item())
+        seen.append(model(x).item())
+    assert seen == [2.0, 1.0, 2.0]
+
+
+def test_a_copy_keeps_to_what_was_trained_when_it_was_made():
+    model = nn.Sequential(linear(1.0), linear(1.0).requires_grad_(False))
+    teacher = make_teacher("base", model)
+    for layer in model:
+        layer.weight.data.fill_(2.0)
+        layer.requires_grad_(not layer.weight.requires_grad)
+    with teacher.weights(torch.compile(model)):
+        assert [layer.weight.item() for layer in model] == [1.0, 2.0]
+    teacher.update(model, 1)
+
+
+def test_what_was_frozen_in_an_adapter_stays_frozen():
+    model = get_peft_model(tiny.model(32), LoraConfig(r=2, target_modules=["q_proj"]))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_B" in name)
+    trained = [*trained_parameters(model)]
+    with make_teacher("base", model).weights(model):
+        pass
+    assert [*trained_parameters(model)] == trained
+
+
+def test_an_adapter_inside_a_plain_model_is_copied():
+    model = inject_adapter_in_model(LoraConfig(r=2, target_modules=["q_proj"]), tiny.model(33))
+    assert make_teacher("base", model).state_dict()
 
 
 def test_under_peft_base_is_the_model_without_its_adapter_and_the_others_copy_it():

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoHaConfig, LoraConfig, get_peft_model
 from torch import nn
 from trl.trainer.utils import add_fused_lm_head
 
@@ -131,11 +131,20 @@ def test_logit_scale_and_softcap_of_the_config_are_honoured(model):
     assert torch.allclose(head_of(model, 1.0).logits(hidden), torch.tanh(raw * 2 / 3) * 3, atol=1e-5)
 
 
-def test_an_adapter_on_the_head_is_refused(model):
+@pytest.mark.parametrize("adapter", [LoraConfig(r=2), LoHaConfig(r=2)], ids=["LoRA", "LoHa"])
+def test_an_adapter_on_the_head_is_refused(model, adapter):
     """PEFT's layer shows its base weight, so the signals would be wrong without a word."""
-    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    adapter.target_modules = ["q_proj", "lm_head"]
+    wrapped = get_peft_model(model, adapter)
     with pytest.raises(ValueError, match="the head is wrapped by an adapter"):
         score(wrapped, *GIVEN, needs=EVERY)
+
+
+def test_a_model_with_another_head_is_refused(model):
+    """In its own forward, not in its config."""
+    model.lm_head.register_forward_hook(lambda module, given, logits: 3 * torch.tanh(logits / 3))
+    with pytest.raises(ValueError, match="does not compute its logits by its head alone"):
+        score(model, *GIVEN, needs=EVERY)
 
 
 def test_a_teacher_with_other_weights_uses_its_own_head(model):

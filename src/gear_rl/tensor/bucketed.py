@@ -24,7 +24,7 @@ def bucketed_divergence(
     tensor([0.1927])
     """
     parts = list[Tensor]()
-    for begin in range(0, len(student_ND), rows := max(1, 2**24 // len(head.weight_VD))):
+    for begin in range(0, max(1, len(student_ND)), rows := max(1, 2**24 // len(head.weight_VD))):
         part, token = slice(begin, begin + rows), token_NK[begin : begin + rows]
         log_p = head.logits(student_ND[part]).log_softmax(-1).gather(-1, token.clamp(min=0))
         known, log_q = token >= 0, teacher_NK[part]
@@ -33,4 +33,4 @@ def bucketed_divergence(
             (1 - torch.where(known, value.exp(), 0.0).sum(-1)).clamp(min=1e-9) for value in (log_p, log_q)
         )
         parts.append((terms + rest_p * (rest_p / rest_q).log()).clamp(min=0))
-    return torch.cat(parts) if parts else student_ND.new_zeros(0, dtype=torch.float32)
+    return torch.cat(parts)
