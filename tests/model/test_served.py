@@ -30,7 +30,7 @@ def test_a_server_that_is_not_there_is_one_error_that_names_the_setting():
 
 def test_another_added_token_is_another_tokenizer(monkeypatch):
     own, other = tiny.tokenizer(), tiny.tokenizer()
-    for fast, token in ((own, "<think>"), (other, "<tool>")):
+    for fast, token in ((own, "<one>"), (other, "<two>")):
         fast.add_tokens([token, *map("<{}>".format, range(500))])
     teacher = ServedTeacher(NOWHERE, model="its")
 
