@@ -276,9 +276,13 @@ def rates(
     from gear_rl.lab.comparison import plan_of
     from gear_rl.lab.lineup import split_methods
 
+    try:
+        each = [float(rate) for rate in tried.split(",")]
+    except ValueError:
+        raise InputError(f"--rates: {tried}; give numbers with commas between them") from None
     plan = plan_of(split_methods(methods), task=task, tier=tier, seeds=1)
     named = {name: credit for name, credit in plan.methods.items() if name != plan.ceiling}
-    plan, each = replace(plan, methods=named), [float(rate) for rate in tried.split(",")]
+    plan = replace(plan, methods=named)
     folder = runs / f"{task}-{tier}"
     result = measured(lambda say: experiment.rates(plan, each, seeds, folder, jobs))
     deliver(result, experiment.rates_cells, out, as_json)

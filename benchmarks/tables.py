@@ -67,7 +67,7 @@ class Tasks:
         "five sums, graded (135M)": ("sums_32_same_rate", "sums_32"),
         "word problems, right or wrong (135M)": ("bare",),
     }
-    """Comparisons by what the task is; of two with a method the first that gave a verdict counts."""
+    """Comparisons by what the task is; of two with a method the first counts."""
 
     def markdown(self) -> str:
         """The lines of the table."""

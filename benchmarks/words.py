@@ -26,11 +26,13 @@ from gear_rl.errors import InputError
 from gear_rl.files import replace_file
 from gear_rl.lab.localisation import mean_estimate
 from gear_rl.lab.marked import marked_material
+from gear_rl.lab.run_plan import digest_of_inputs
 from gear_rl.lab.sampling import sample
 from gear_rl.lab.scoring import score
 from gear_rl.lab.teacher_scores import sampling_config, teacher_config
 from gear_rl.runs.machine import machine_defaults
 from gear_rl.runs.trl_run import make_trainer
+from gear_rl.user_objects import code_of
 
 CONTEXTS = {"solution": "worked solution", "answer": "answer alone"}
 """Column that the teacher is shown, and its name."""
@@ -71,14 +73,18 @@ class Words:
 def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """The result of ``score`` on the wrong completions, with each of ``CONTEXTS``.
 
-    ``InputError`` where too few completions are wrong, and for kept ones of another model.
+    ``InputError`` where too few completions are wrong, and for kept ones of another length, model or data.
     """
+    rows = load_rows(task.data, split=task.split, chat=True, limit=16 * task.n)
+    digest = digest_of_inputs(code_of(task.data), rows, [task.model])
+    inputs = {"model": task.model, "length": task.length, "inputs_sha256": digest}
     if task.file.is_file():
         found: dict[str, Any] = json.loads(task.file.read_text(encoding="utf-8"))
-        if found["model"] != task.model:
-            raise InputError(f"--runs: {task.file} has completions of {found['model']}; give another folder")
+        if not inputs.items() <= found.items():
+            why = "has completions of another length, model or data"
+            raise InputError(f"--runs: {task.file} {why}; give another folder")
     else:
-        found = wrong_completions(task)
+        found = wrong_completions(task) | inputs
         replace_file(task.file, json.dumps(found).encode())
     document = {
         "what": "absolute credit on sampled wrong completions; the fault is the first digit that differs from "

@@ -47,13 +47,14 @@ from gear_rl.credit.own_loop import LocalEngine
 from gear_rl.engine import token_places
 from gear_rl.engines.models import load_causal_lm, load_tokenizer
 from gear_rl.engines.trl.templates import read_template
+from gear_rl.errors import InputError
 from gear_rl.lab.cell_processes import run_cells
 from gear_rl.lab.cells import Cell, plain_fields
 from gear_rl.lab.lineup import parse_methods
 from gear_rl.lab.material import Material, Pair
 from gear_rl.lab.run_plan import plan_of_run
 from gear_rl.lab.scoring import score
-from gear_rl.lab.spec import Spec, read_cells
+from gear_rl.lab.spec import Spec, finished_cell, read_cells
 from gear_rl.lab.statistics import mean_interval
 from gear_rl.runs.model_wheels import resolve_model
 from gear_rl.runs.run_config import RunConfig
@@ -128,7 +129,7 @@ def main() -> None:
         timer.daemon = True
         timer.start()
     if given.rates == "gate":
-        rates = best_rates(collect_cells(given.runs))
+        rates = best_rates(given)
     else:
         rates = [float(rate) for rate in given.rates.split(",") if rate] or list(GATE_RATES)
     line_ups = AGENT_PARTS if given.agent else {"gate": GATE, "rows": ROWS, "contexts": CONTEXTS}
@@ -143,8 +144,8 @@ def main() -> None:
         at = f"{time.perf_counter() - begin:.0f} s: {cell.method} {cell.rate:g} seed {cell.seed}"
         print(f"{at}: {result}  ({cell.seconds or 0:.0f} s)", flush=True)
 
-    run_cells(specs, given.runs / "cells", jobs=given.jobs, each=each)
-    cells = collect_cells(given.runs)
+    cells = run_cells(specs, given.runs / "cells", jobs=given.jobs, each=each)
+    collect_cells(given.runs)
     if given.part == "gate":
         text, lead = gate_of(cells)
         print(text)
@@ -207,13 +208,15 @@ def final_rewards(cells: Sequence[Cell]) -> dict[tuple[str, float | None], dict[
     return by_run
 
 
-def best_rates(cells: Sequence[Cell]) -> list[float]:
-    """The two rates at which GRPO ends highest in the gate, the better first."""
-    means = {
-        rate: statistics.fmean(seeds.values())
-        for (method, rate), seeds in final_rewards(cells).items()
-        if method == "uniform" and rate is not None
-    }
+def best_rates(given: Any) -> list[float]:
+    """The two rates at which GRPO ends highest in the gate of these sizes, of three seeds; the better first."""
+    folder = given.runs / "cells"
+    tried = sorted({cell.rate for cell in read_cells(folder) if cell.rate is not None})
+    cells = [cell for spec in specs_of(given, (), range(3), tried) if (cell := finished_cell(spec, folder))]
+    ends = final_rewards(cells)
+    means = {rate: statistics.fmean(seeds.values()) for (_, rate), seeds in ends.items() if rate is not None}
+    if not means:
+        raise InputError("--rates: gate; GRPO finished no run of these sizes; run the gate with them first")
     return sorted(means, key=means.__getitem__, reverse=True)[:2]
 
 
@@ -226,7 +229,10 @@ def gate_of(cells: Sequence[Cell]) -> tuple[str, tuple[float, float] | None]:
         text.append(f"{method} {rate:g}: {mean:.3f} {[*seeds.values()]}")
         if method not in best or mean > statistics.fmean(best[method].values()):
             best[method] = seeds
-    shared = sorted({*best["truth"]} & {*best["uniform"]})
+    shared = sorted({*best.get("truth", {})} & {*best.get("uniform", {})})
+    if not shared:
+        why = "gate: truth and uniform finished no seed both; run the same command again"
+        return "\n".join([*text, why]), None
     lead = [best["truth"][seed] - best["uniform"][seed] for seed in shared]
     interval = mean_interval(lead)
     return "\n".join([*text, f"lead {statistics.fmean(lead):+.3f}, interval {interval}"]), interval

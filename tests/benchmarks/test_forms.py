@@ -11,7 +11,9 @@ from benchmarks import forms
 from benchmarks.gpu import forms as gpu_forms
 from engines import tiny
 from gear_rl.lab.scoring import score
+from gear_rl.lab.spec import write_cell
 from gear_rl.signals.steps import StepScore
+from lab.test_verdict import cell
 from support import batches
 
 
@@ -88,6 +90,19 @@ def test_right_decisions_are_praised_and_wrong_ones_blamed():
     praise, blame = (forms.FieldTruth()(torch.tensor([sign]), signals).advantage for sign in (1.0, -1.0))
     assert praise.tolist() == [[0.0, 3.0, 0.0, 0.0, 0.0, 3.0]]
     assert blame.tolist() == [[0.0, 0.0, 0.0, -6.0, 0.0, 0.0]]
+
+
+def test_a_gate_counts_runs_of_its_own_sizes_and_needs_both(tiny_model, tmp_path):
+    sizes = {"runs": tmp_path, "agent": False, "rollouts": 32, "dtype": "float32", "n": 8}
+    (tmp_path / "merged").symlink_to(tiny_model)
+    forms.write_rows(tmp_path)
+    for steps, rate, end in ((24, 2e-4, 0.5), (24, 4e-4, 0.6), (8, 8e-4, 0.9)):
+        for spec in gpu_forms.specs_of(SimpleNamespace(**sizes, steps=steps), (), range(3), [rate]):
+            row = cell(spec.name, spec.seed, end, rate=rate)
+            write_cell(spec, row, tmp_path / "cells")
+    assert gpu_forms.best_rates(SimpleNamespace(**sizes, steps=24)) == [4e-4, 2e-4]
+    text, lead = gpu_forms.gate_of([row])
+    assert text.endswith("run the same command again") and lead is None
 
 
 def test_no_held_out_prompt_is_trained_on():

@@ -67,6 +67,7 @@ def test_the_limit_is_the_fastest_tile_and_timed_as_often_as_ours(monkeypatch, t
     [
         (["signals", *SIZES, "--dtype", "half"], "dtype: 'half' is not one of float32, bfloat16"),
         (["methods", "--method", "gaer"], "no method 'gaer'; did you mean gear?"),
+        (["rates", "--rates", "a,b"], "--rates: a,b; give numbers with commas between them"),
         (["step", "--steps", "1"], "give 2 steps or more"),
     ],
 )

@@ -2,11 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from benchmarks import word_problems
 from benchmarks import words as experiment
+from gear_rl.errors import InputError
 from gear_rl.lab.marked import marked_material
 
 ROW = {
@@ -33,6 +35,22 @@ def test_one_wrong_completion_of_a_problem_is_kept_and_everything_counted():
         "sampled": 6, "right": 2, "other_words": 1, "marked": 3,
     }  # fmt: skip
     assert [row["completion"] for row in found["rows"]] == [WRONG, WRONG]  # not two of the second problem
+
+
+@pytest.mark.parametrize("change", ["length", "weights"])
+def test_completions_of_another_length_or_model_are_refused(change, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "wrong_completions", lambda task: kept(WRONG, WRONG))
+    monkeypatch.setattr(experiment, "falsified_context", lambda task: {})
+    monkeypatch.setattr(experiment, "_scored", lambda *_: {})
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_text("first")
+    data, model = "benchmarks.word_problems:bare", str(tmp_path / "model")
+    task = experiment.Words(model=model, data=data, split="test", n=1, runs=tmp_path / "runs")
+    assert experiment.words(task, {}) == experiment.words(task, {}), "kept"
+    if change == "weights":
+        (tmp_path / "model" / "weights").write_text("other")
+    with pytest.raises(InputError, match="completions of another length, model or data; give another folder"):
+        experiment.words(replace(task, length=9 if change == "length" else task.length), {})
 
 
 def test_a_line_marks_the_first_wrong_digit_and_the_results(tmp_path):

@@ -56,6 +56,8 @@ def test_every_method_meets_every_seed_and_rates_are_tuned_elsewhere():
         (["--task", "errands", "--methods", "sft"], "sft: an agent's answers cannot be imitated"),
         (["--rollouts", "12"], "--rollouts: 12 per step; give a multiple of the 8 of a group"),
         (["--methods", "more=uniform:rollouts=12"], "more: rollouts: 12; give a multiple of 8"),
+        (["--rates", "3000"], "--rates: 3000; give 16 or fewer"),
+        (["--methods", "grail:answer_pattern=("], "--methods: grail:answer_pattern=(: answer_pattern"),
         (["--n-eval", "769"], "--n-eval: 769; there are 768 held-out problems to report on"),
     ],
 )
@@ -79,6 +81,7 @@ def test_the_search_ends_with_the_best_inside_or_at_the_limit(peak: int, count: 
     assert place[best_rate(curve)] == min(max(peak, low), high)
     assert len(curve) <= count + MOST_WIDENINGS
     assert next_rate({3e-4: 0.5}, rate_grid(3e-4, 1)) is None
+    assert next_rate({3e-4: 0.5, 6e-4: 0.5}, rate_grid(3e-4, 2)) is None, "nothing is better at the edge"
 
 
 @pytest.fixture
@@ -88,16 +91,46 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "TUNING_SEEDS", (1000,))
 
 
-def test_a_rate_whose_runs_fail_is_the_worst(few, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", [{2e-4: 0.3, 4e-4: 0.5, 8e-4: None}, {2e-4: 1.0, 4e-4: 1.0, 8e-4: 1.0}])
+def test_a_rate_whose_runs_fail_is_the_worst(
+    few, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: dict[float, float | None]
+) -> None:
+    """And of equal ones the run's own is taken, with none beyond."""
+
     def ran(specs, folder, **_):
-        ends = {2e-4: 0.3, 4e-4: 0.5, 8e-4: None}
         return [cell(s.name, s.seed, ends.get(s.rate, 0.1), rate=s.rate) for s in specs]
 
     monkeypatch.setattr(compare, "run_cells", ran)
     plan = plan_without_ceiling([], rates=3, task="codebook")
     _, tuned = run_plan(plan, tmp_path, jobs=1)
-    tried = {"0.0002": 0.3, "0.0004": 0.5, "0.0008": None}
+    tried = {f"{rate:g}": end for rate, end in ends.items()}
     assert tuned["uniform"] == {"rate": 4e-4, "at_edge": False, "tried": tried}
+
+
+def test_a_method_that_fails_at_every_rate_is_run_no_further(few, monkeypatch, tmp_path):
+    ran = list[Spec]()
+
+    def run(specs, folder, **_):
+        ran.extend(specs)
+        return [cell(s.name, s.seed, s.rate if s.name == "uniform" else None, rate=s.rate) for s in specs]
+
+    monkeypatch.setattr(compare, "run_cells", run)
+    plan = plan_without_ceiling(["gear"], rates=2, task="codebook")
+    cells, tuned = run_plan(plan, tmp_path, jobs=1)
+    assert tuned["uniform"]["at_edge"] and len(tuned["uniform"]["tried"]) == 3
+    assert len({spec.file for spec in ran}) == len(ran) == 3 + 2 + 1, "none twice, and GRPO once more"
+    assert [(one.method, one.error) for one in cells] == [
+        ("uniform", None), ("gear", "no learning rate: tuning runs failed at all of them"),
+    ]  # fmt: skip
+
+
+def test_another_process_reward_model_is_another_run(tmp_path):
+    files = list[list[str]]()
+    for text in ("a", "b"):
+        (tmp_path / "weights").write_text(text)
+        plan = plan_without_ceiling([f"own=shuffled:of=step_scores,of.prm={tmp_path}"])
+        files.append([spec.file for spec in plan.reported_specs()])
+    assert files[0][0] == files[1][0] and files[0][1] != files[1][1]
 
 
 def test_a_process_that_dies_first_fails_its_own_run_alone(

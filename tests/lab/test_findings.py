@@ -17,6 +17,7 @@ HOSTILE = '<script>alert("1")</script> $x_ & --> {{ 7 * 7 }}'
 ENDS = {
     "uniform": [0.60, 0.61, 0.62, 0.61],
     "gear": [0.69, 0.72, 0.72, None],
+    "stare": [0.68, 0.69, 0.70, 0.69],
     "rlsd": [0.50, 0.49, 0.51, 0.50],
 }
 
@@ -65,14 +66,15 @@ def page(made, tmp_path_factory) -> str:
 def test_the_numbers_of_the_page_are_those_of_the_findings(made, page):
     rows = rows_of(page, "verdict")
     verdicts = [row["verdict"] for row in rows.values()]
-    assert verdicts == ["▲ better at 3 seeds", "baseline", "▼ worse at 3 seeds"], "by their means"
+    failed = "no verdict: 1 of 4 seeds failed"
+    assert verdicts == [failed, "▲ better at 4 seeds", "baseline", "▼ worse at 3 seeds"], "by their means"
     assert list(rows["gear"])[1] == "verdict" and "too few seeds" not in page
     gear, rlsd = rows["gear"], rows["rlsd"]
     assert (gear["final accuracy"], gear["lost"], gear["seeds"]) == ("0.710", "0", "3 paired, 1 failed")
     assert gear["difference, seed by seed"] == "+0.100"
     # Differences -0.1, -0.12, -0.11; with a true minus.
     assert rlsd["difference, seed by seed"] == "\N{MINUS SIGN}0.110"
-    low, high = made.comparison.verdicts[2].difference_interval
+    low, high = made.comparison.verdicts[-1].difference_interval
     assert rlsd["its interval"] == f"{low:.3f} to {high:.3f}".replace("-", "\N{MINUS SIGN}")
     reasons = rows_of(page, "reason")
     assert reasons["gear"] == {"method": "gear", "seed": "3", "reason": f"RuntimeError: {HOSTILE}"}

@@ -4,16 +4,19 @@ import io
 import json
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from gear_rl.cli.compare import verdict_table
 from gear_rl.errors import InputError
+from gear_rl.lab import comparison
 from gear_rl.lab.comparison import findings_of
-from gear_rl.lab.run_plan import plan_of_run
+from gear_rl.lab.run_plan import digest_of_inputs, plan_of_run
 from gear_rl.lab.sft import demonstrations, prompts_of
+from gear_rl.lab.spec import failed_cell, write_cell
 from gear_rl.lab.training import cell_trainer, run_cell
 from gear_rl.runs.run_config import load_config
-from support.commands import untouched
+from support.commands import gear, untouched
 
 RUN = {
     "model": "arena/chain", "dataset": "rows.jsonl", "reward": "rewards:digits", "held_out": 12, "max_steps": 1,
@@ -36,11 +39,14 @@ def folder(tmp_path):
         yield tmp_path
 
 
-def plan_with(methods=(), seeds=1, samples=1, outcome=None, perplexity=None, rates=4, **more):
+def words_of(**more):
     settings = {key: value for key, value in (RUN | more).items() if value is not None}
-    words = [w for k, v in settings.items() for w in (f"--{k}", json.dumps(v).strip('"'))]
+    return [w for k, v in settings.items() for w in (f"--{k}", json.dumps(v).strip('"'))]
+
+
+def plan_with(methods=(), seeds=1, samples=1, outcome=None, perplexity=None, rates=4, **more):
     own = {"outcome": outcome, "perplexity": perplexity, "rates": rates}
-    return plan_of_run(load_config(None, words), methods, seeds=seeds, samples=samples, **own)
+    return plan_of_run(load_config(None, words_of(**more)), methods, seeds=seeds, samples=samples, **own)
 
 
 def test_the_methods_share_all_but_themselves(folder):
@@ -61,13 +67,36 @@ def test_the_methods_share_all_but_themselves(folder):
 
 def test_other_data_code_or_weights_are_another_comparison(folder):
     (folder / "teacher").mkdir()
-    changes = {"rows.jsonl": '{"prompt": "2 + 2"}\n', "rewards.py": "# other\n", "teacher/weights": "other"}
-    files = [plan_with(teacher_model="teacher").reported_specs()[0].file for _ in range(2)]
-    for name, more in changes.items():
+    (folder / "beside.jsonl").write_text('{"prompt": "1 + 2"}\n')
+    row = '{"prompt": "2 + 2"}\n'
+    changes = {
+        "rows.jsonl": row, "beside.jsonl": row, "rewards.py": "# other\n", "teacher/weights": "other",
+    }  # fmt: skip
+    more = {"teacher_model": "teacher", "eval_dataset": "{judges: rows.jsonl, other: beside.jsonl}"}
+    files = [plan_with(held_out=None, **more).reported_specs()[0].file for _ in range(2)]
+    for name, text in changes.items():
         with (folder / name).open("a") as file:
-            file.write(more)
-        files.append(plan_with(teacher_model="teacher").reported_specs()[0].file)
-    assert files[0] == files[1] and len(set(files)) == 4
+            file.write(text)
+        files.append(plan_with(held_out=None, **more).reported_specs()[0].file)
+    assert files[0] == files[1] and len(set(files)) == 5
+
+
+def test_the_same_images_are_the_same_comparison():
+    """Their text would be an address, which no two processes share."""
+    digests = [digest_of_inputs(b"", [{"image": Image.new("L", (2, 2), grey)}], ()) for grey in (0, 0, 9)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_no_secret_is_written(folder, monkeypatch):
+    secret = {"hub_token": "hf_secret", "model_init_kwargs": {"token": "hf_secret", "dtype": "float32"}}
+    [spec] = plan_with(**secret).reported_specs()
+    assert spec.run["trainer"]["model_init_kwargs"]["token"] == "hf_secret", "the run needs it"
+    assert spec.file == plan_with(model_init_kwargs={"dtype": "float32"}).reported_specs()[0].file
+    write_cell(spec, failed_cell(spec, "killed"), folder / "out")
+    monkeypatch.setattr(comparison, "run_cells", lambda specs, *_, **__: [failed_cell(s, "") for s in specs])
+    gear("compare", *words_of(**secret), "--rates", "1", "--out", "out", cwd=folder)
+    files = [file.read_text() for file in (folder / "out").iterdir()]
+    assert len(files) == 3 and all("float32" in text and "hf_secret" not in text for text in files)
 
 
 def test_a_method_in_the_folder_needs_no_package(folder):
@@ -196,6 +225,8 @@ def test_fine_tuning_sees_the_prompts_that_grpo_draws(folder):
         ({"reward": "rewards:digit"}, [], "did you mean digits?"),
         ({"columns": {"unused": "answer"}}, ["gear"], "gear: train_dataset: method 'gear' compares"),
         ({}, ["uniform:sft=2"], "uniform:sft=2: sft: 2; give a share of the steps, 0 to 1"),
+        ({}, ["sft:privileged_column=no"], "sft: a row has no privileged text to imitate"),
+        ({"generation_batch_size": 16}, ["m=uniform:rollouts=24"], "m: generation_batch_size (16) must"),
         ({"top_p": 0.9}, ["oracle"], "top_p: 0.9; 'oracle' samples from the whole vocabulary"),
     ],
 )

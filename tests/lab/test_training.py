@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from gear_rl.arena.task import Task
-from gear_rl.lab.training import _measure_once, run_cell
+from gear_rl.lab.training import _cell_of_measures, _measure_once, run_cell
 from gear_rl.runs.arena import sampling_seed
 from lab.test_comparison import plan_without_ceiling
 from support.commands import untouched
@@ -14,6 +16,17 @@ def test_a_damaged_evaluation_is_made_again(tmp_path):
     file.write_text("{}")
     one, other = ({"rewards": [[reward]], "beside": {}} for reward in (0.5, 0.0))
     assert _measure_once(file, lambda: one) == one == _measure_once(file, lambda: other)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "graded"),
+    [([0.0, 0.5], True), ([1.0, 2.0], True), ([0.0, 0.5, 1.0], True), ([0.0, 1.0], False), ([0.5], False)],
+)
+def test_rewards_are_graded_unless_they_are_right_and_wrong(rewards, graded):
+    """Of two on one side of full marks the share right would be 0 or 1 throughout."""
+    [spec] = plan_without_ceiling([]).reported_specs()
+    ends = {"rewards": [rewards], "beside": {}}
+    assert _cell_of_measures(spec, ends, [], ends, []).graded == graded
 
 
 def test_seeds_with_the_same_weights_draw_different_answers(tmp_path, monkeypatch):

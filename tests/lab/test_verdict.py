@@ -114,7 +114,7 @@ def test_failed_and_missing_seeds_leave_the_pairs_and_are_listed():
     assert gear.paired_seeds == (0, 2, 4) and gear.seeds == (0, 2, 3, 4, 5)
     assert (gear.failed_seeds, gear.lost_seeds) == ((1, 7), (5,))
     assert gear.difference == pytest.approx((0.2 + 0.2 + 0.2) / 3)
-    assert gear.words == "better at 3 seeds"
+    assert gear.words == "no verdict: 3 of 7 seeds failed", "those that are left would speak for them"
     killed = (("uniform", 3, "killed"), ("gear", 1, "killed"))
     assert found.failed == (*killed, ("gear", 7, "CUDA out of memory"))
     assert found.missing == (("uniform", 5), ("uniform", 7))
@@ -145,6 +145,18 @@ def test_no_verdict_where_the_baseline_saturates(end, n_eval, saturates, samples
     assert found.words == (words if saturates else "worse at 3 seeds")
 
 
+@pytest.mark.parametrize(
+    ("right", "high", "words"),
+    [(1.0, 1.0, "no verdict: the baseline saturates"), (1.0, 2.0, "worse at 3 seeds")],
+)
+def test_a_graded_reward_saturates_at_full_marks(right, high, words):
+    """Not where rewards go on above them."""
+    cells = cells_of({"uniform": [0.9, 0.91, 0.92], "gear": [0.5] * 3}, n_eval=64, rewards=(0.0, high))
+    after = [one.after.model_copy(update={"successes": (right,)}) for one in cells]
+    cells = [one.model_copy(update={"after": end}) for one, end in zip(cells, after, strict=True)]
+    assert compare(cells, outcome="reward").verdicts[1].words.startswith(words)
+
+
 # Start 0.25 of 512: noise sqrt(p (1 - p) / 512) with p = 130 / 516 is 0.01918. The ends are alike, so that t of 2
 # degrees at 5 %, 2.919986, asks for a rise of more than 0.0560. A start of 0: noise 0.00274, times 2.92 = 0.0080.
 @pytest.mark.parametrize("samples", [1, 4])
@@ -166,7 +178,12 @@ def test_no_verdict_where_the_baseline_never_moves(start, ends, moves, samples):
 
 @pytest.mark.parametrize(
     ("ends", "advice"),
-    [([0.3] * 3, "(--n-eval)"), ([1.0] * 3, "harder problems"), ([0.6, 0.61, 0.62], None)],
+    [
+        ([0.3] * 3, "(--n-eval)"),
+        ([1.0] * 3, "harder problems"),
+        ([0.02, 0.0, 0.01], "lower learning rate"),
+        ([0.6, 0.61, 0.62], None),
+    ],
 )
 def test_where_there_is_no_verdict_it_says_what_to_do(ends, advice):
     found = compare(cells_of({"uniform": ends, "gear": [0.9] * 3})).advice
@@ -209,6 +226,9 @@ GRPO, OURS = [0.60, 0.62, 0.61, 0.60], [0.70, 0.72, 0.71, 0.70]
             "no verdict: too few seeds (2 paired with uniform at the method's rate, 3 needed)",
         ),
         (None, GRPO, "no difference shown at 4 seeds"),
+        ([0.50, 0.52, 0.51, None], OURS, "no verdict: 1 of 4 seeds failed"),
+        ([0.50, 0.52, 0.51, 0.50], [*OURS[:3], None], "no verdict: 1 of 4 seeds failed"),
+        ([0.50, 0.52, 0.51, 0.50], [*GRPO[:3], None], "no difference shown at 3 seeds"),
     ],
 )
 def test_a_claim_holds_at_both_rates(same, ours, words):
@@ -221,7 +241,7 @@ def test_a_claim_holds_at_both_rates(same, ours, words):
     alone = compare([one for one in cells if "@" not in one.method])
     assert gear.difference_interval == alone.verdicts[1].difference_interval
     assert (gear.at_its_rate is None) == (same is None)
-    if same and None not in same:
+    if same and None not in [*same, *ours]:
         assert gear.at_its_rate.difference == pytest.approx((sum(ours) - sum(same)) / 4)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,8 +90,8 @@ def compare(
 
     Your own run: --config run.yaml, or --model M --dataset D --reward R; other
     settings follow as in gear train. Compared is the mean reward on its held-out
-    rows, or the share that reach success_reward where rewards take two values
-    only. Further tiers of eval_dataset are shown beside.
+    rows, or the share that reach success_reward where rewards take two values,
+    one right and one wrong. Further tiers of eval_dataset are shown beside.
     """
     from gear_rl.lab.cells import RUNS
     from gear_rl.lab.comparison import findings_of, plan_of
@@ -141,7 +142,9 @@ def compare(
     if plan.seeds < LEAST:
         say(f"--seeds: {plan.seeds}; these runs will end without a verdict, which needs {LEAST} or more")
     cells, tuned = run_plan_with_bar(plan, out / "cells", jobs=jobs, console=error_console)
-    findings = findings_of(plan, cells, tuned, command=command_line())
+    # No secret is written: hub_token, and the token of model_init_kwargs.
+    command = re.sub(r"""(token['"]?[ =:]\s*['"]?)\w[\w-]*""", r"\1...", command_line())
+    findings = findings_of(plan, cells, tuned, command=command)
     save(findings, out)
     if as_json:
         typer.echo(findings.model_dump_json(indent=1))

@@ -66,7 +66,7 @@ class Cell(Frozen):
     curves: dict[str, tuple[float | None, ...]] = {}
     """Of the training, a value for each step."""
     graded: bool = False
-    """Whether more than two rewards were seen: their mean is the outcome, or else the share of right ones."""
+    """Whether two right rewards were seen, or two wrong ones: their mean is the outcome, else the share right."""
     rewards: tuple[float, float] | None = None
     """The lowest and the highest held-out reward."""
     full_marks: float = 1.0

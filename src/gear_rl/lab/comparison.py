@@ -8,7 +8,7 @@ from dataclasses import dataclass, is_dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from gear_rl.arena.task import get_task
 from gear_rl.errors import InputError
@@ -16,7 +16,7 @@ from gear_rl.lab.cell_processes import run_cells
 from gear_rl.lab.cells import Cell, Outcome, name_at_rate, outcome_of
 from gear_rl.lab.findings import Findings
 from gear_rl.lab.lineup import BASELINE, CEILING, SFT, line_up
-from gear_rl.lab.spec import Spec, finished_cell
+from gear_rl.lab.spec import Spec, digest_of_folder, failed_cell, finished_cell, without_secrets
 from gear_rl.lab.verdict import compare
 from gear_rl.method_builder import build_method
 from gear_rl.runs.arena import task_of
@@ -116,15 +116,21 @@ class Plan:
             engine=self.engine[method],
             run=self.run,
             # The repr of another object may hold its address, which no two processes share.
-            resolved=(repr(built) if is_dataclass(built) else "") + _code_digest(self.methods[method]),
+            resolved=(repr(built) if is_dataclass(built) else "") + _content_digest(self.methods[method]),
             **more,
         )
 
 
-def _code_digest(credit: dict[str, Any]) -> str:
-    """Of a method outside the catalogue: its changed code makes another run."""
-    code = code_of(credit)
-    return f" {sha256(code).hexdigest()[:8]}" if code else ""
+def _content_digest(credit: dict[str, Any]) -> str:
+    """Of a method's own code and process reward model: another content makes another run."""
+    content = code_of(credit) + _models_digest(credit)
+    return f" {sha256(content).hexdigest()[:8]}" if content else ""
+
+
+def _models_digest(credit: dict[str, Any]) -> bytes:
+    """Of the folders that ``prm`` names, in the methods inside too."""
+    inner = (_models_digest(cast(dict[str, Any], one)) for one in credit.values() if isinstance(one, dict))
+    return b"".join([digest_of_folder(credit["prm"]) if credit.get("prm") else b"", *inner])
 
 
 def plan_of(
@@ -177,10 +183,12 @@ def plan_of(
 
 
 def check_counts(held_out: range, n_eval: int, rates: int, **counts: int | None) -> None:
-    """``InputError`` for an option below 1, and for more held-out problems than can be reported on."""
+    """``InputError`` for an option below 1, more than 16 rates, and more held-out problems than are reported."""
     for name, value in {"rates": rates, **counts}.items():
         if value is not None and value < 1:
             raise InputError(f"--{name}: {value}; give 1 or more")
+    if rates > 16:
+        raise InputError(f"--rates: {rates}; give 16 or fewer")
     most = len(reported_part(held_out, rates))
     if not 1 <= n_eval <= most:
         beside = f" beside the {len(held_out) - most} that tune rates" if rates > 1 else ""
@@ -206,25 +214,30 @@ def worth_of_rate(ends: Sequence[float | None]) -> float:
     return round(fmean(done), 6) if len(done) == len(ends) else -math.inf
 
 
-def best_rate(worth: Mapping[float, float]) -> float:
-    """The rate that is worth most; of equal ones the smallest.
+def best_rate(worth: Mapping[float, float], own: float = 0.0) -> float:
+    """The rate that is worth most; of equal ones the nearest to the run's ``own``, else the smallest.
 
-    >>> best_rate({0.1: 0.5, 0.2: 0.75, 0.4: 0.75})
-    0.2
+    >>> worth = {0.1: 0.75, 0.2: 0.75, 0.4: 0.75}
+    >>> best_rate(worth), best_rate(worth, 0.2)
+    (0.1, 0.2)
     """
-    return min(worth, key=lambda rate: (-worth[rate], rate))
+    return min(worth, key=lambda rate: (-worth[rate], abs(rate - own)))
 
 
 def next_rate(worth: Mapping[float, float], first: list[float]) -> float | None:
     """The rate to try next: beyond the edge where the best one lies; None if it lies inside or too far out.
 
+    An edge that is worth no more than its neighbour promises nothing beyond.
+
     >>> next_rate({0.1: 0.5, 0.2: 0.75}, [0.1, 0.2]), next_rate({0.1: 0.5, 0.2: 0.75, 0.4: 0.5}, [0.1, 0.2])
     (0.4, None)
     """
-    chosen, low, high = best_rate(worth), min(worth), max(worth)
-    if len(first) < 2 or low < chosen < high:
+    chosen, tried = best_rate(worth), sorted(worth)
+    if len(first) < 2 or tried[0] < chosen < tried[-1]:
         return None
-    beyond = _round_rate(chosen * RATE_FACTOR if chosen == high else chosen / RATE_FACTOR)
+    if worth[tried[1] if chosen == tried[0] else tried[-2]] == worth[chosen]:
+        return None
+    beyond = _round_rate(chosen * RATE_FACTOR if chosen == tried[-1] else chosen / RATE_FACTOR)
     limit = RATE_FACTOR**MOST_WIDENINGS * 1.01
     return beyond if min(first) / limit <= beyond <= max(first) * limit else None
 
@@ -245,12 +258,14 @@ def run_plan(
 ) -> tuple[list[Cell], dict[str, dict[str, Any]]]:
     """The compared runs, and the search for every method's rate (`settings.rates` of the findings).
 
-    Runs that are finished in the folder are not repeated; failed ones are. ``each`` and ``estimate`` are those of
-    ``run_cells``; ``expect`` gets how many are still to run, and of how many.
+    Runs that are finished in the folder are not repeated; those that failed before this call are. A method with a
+    failed run at every rate is not run further. ``each`` and ``estimate`` are those of ``run_cells``; ``expect``
+    gets how many are still to run, and of how many.
     """
     first = rate_grid(plan.rate, plan.rates)
-    rates = {method: list(first) for method in plan.methods}
+    untuned = {method: first for method in plan.methods if plan.rates > 1}
     tuned: dict[str, dict[str, Any]] = {}
+    cells = list[Cell]()
 
     def run_specs(specs: list[Spec], later: int) -> list[Cell]:
         todo = sum(finished_cell(spec, folder) is None for spec in specs)
@@ -258,11 +273,11 @@ def run_plan(
         return run_cells(specs, folder, jobs=jobs, each=each, estimate=estimate)
 
     least_reported = plan.seeds * len(plan.methods)
-    while plan.rates > 1 and len(tuned) < len(rates):
-        untuned = [method for method in plan.methods if method not in tuned]
-        cells = run_specs([spec for m in untuned for spec in plan.tuning_specs(m, rates[m])], least_reported)
+    while untuned:
+        specs = [spec for method, rates in untuned.items() for spec in plan.tuning_specs(method, rates)]
+        cells += run_specs(specs, least_reported)
         outcome = plan.outcome or outcome_of(cells)
-        for method in untuned:
+        for method in list(untuned):
             ends: dict[float, list[float | None]] = {}
             for cell in cells:
                 if cell.method == method and cell.rate is not None:
@@ -271,14 +286,19 @@ def run_plan(
             tried = {rate: worth_of_rate(ends[rate]) for rate in sorted(ends)}
             beyond = next_rate(tried, first)
             if beyond is not None:
-                rates[method].append(beyond)
+                untuned[method] = [beyond]
                 continue
-            chosen = best_rate(tried)
+            del untuned[method]
+            chosen = best_rate(tried, plan.rate)
             shown = {f"{rate:g}": value if math.isfinite(value) else None for rate, value in tried.items()}
             at_edge = chosen in (min(tried), max(tried))
             tuned[method] = {"rate": chosen, "at_edge": at_edge, "tried": shown}
-    reported = run_specs(plan.reported_specs({method: search["rate"] for method, search in tuned.items()}), 0)
-    return reported, tuned
+    dead = {method for method, search in tuned.items() if set(search["tried"].values()) == {None}}
+    rates = {method: tuned[BASELINE if method in dead else method]["rate"] for method in tuned}
+    specs = plan.reported_specs(rates)
+    done = iter(run_specs([spec for spec in specs if spec.name not in dead], 0))
+    why = "no learning rate: tuning runs failed at all of them"
+    return [failed_cell(spec, why) if spec.name in dead else next(done) for spec in specs], tuned
 
 
 def findings_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[str, Any], *, command: str) -> Findings:
@@ -289,7 +309,7 @@ def findings_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[str, Any], *, 
     names = ("task", "tier", "steps", "rollouts", "n_eval", "samples")
     settings: dict[str, Any] = {"use": use, "place": plan.place} | {n: getattr(plan, n) for n in names}
     if plan.run is not None:
-        settings["run"] = plan.run
+        settings["run"] = without_secrets(plan.run)
     settings["rates"] = tuned
     settings["engine"] = {method: engine for method, engine in plan.engine.items() if engine}
     timeless = [cell.model_copy(update={"seconds": None, "versions": {}}) for cell in cells]

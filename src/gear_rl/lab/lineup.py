@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 from gear_rl.credit.credit_config import CreditConfig
-from gear_rl.errors import InputError
+from gear_rl.errors import InputError, input_errors
 from gear_rl.lab.oracle import ORACLE
 from gear_rl.method_builder import COMBINED, COMMA, build_method, credit_settings
 from gear_rl.methods import METHODS
@@ -120,6 +120,8 @@ def line_up(
         method = build_method(credit)
         _check_placebo(name, method)
         engine[name] = engine_settings_of(method) | dict(usual) | given_here
+        with input_errors(f"--methods: {name}: "):
+            CreditConfig(**engine[name])
     return named, engine, own, ceiling
 
 

@@ -8,16 +8,17 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from gear_rl.credit.credit_config import METHOD_SETTINGS
-from gear_rl.errors import InputError
+from gear_rl.errors import InputError, input_errors
 from gear_rl.lab.cells import Outcome
 from gear_rl.lab.comparison import Plan, check_counts, reported_part
-from gear_rl.lab.lineup import CEILING, line_up
+from gear_rl.lab.lineup import CEILING, SFT, line_up
+from gear_rl.lab.spec import digest_of_folder
 from gear_rl.lab.training import QUIET, held_out_tiers, run_config
 from gear_rl.runs.run_config import RunConfig
 from gear_rl.user_objects import code_of
@@ -57,6 +58,7 @@ def plan_of_run(
     refuses.
     """
     from gear_rl.engines.trl.config import GEARConfig
+    from gear_rl.lab.sft import imitated_texts
     from gear_rl.runs.trl_run import check_run
 
     given = config.trainer
@@ -67,7 +69,7 @@ def plan_of_run(
         )
     if given.get("resume_from_checkpoint"):
         raise InputError("resume_from_checkpoint: a comparison begins every run anew; leave it out")
-    config, train, rows = _with_held_out(config)
+    config, train, rows, others = _with_held_out(config)
     n_eval = min(n_usual, len(reported_part(range(len(rows)), rates))) if n_eval is None else n_eval
     check_counts(range(len(rows)), n_eval, rates, seeds=seeds, steps=steps, samples=samples)
     usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
@@ -84,11 +86,17 @@ def plan_of_run(
         name: value for name, value in given.items() if name not in (*_OURS, *QUIET, *METHOD_SETTINGS)
     }
     run["right"] = usual.get("success_reward", METHOD_SETTINGS["success_reward"])
+    rollouts = per_device * accumulation
     for name, credit in named.items():
-        check_run(run_config(run, credit, engine[name]), train, where=name)
+        batch = {"per_device_train_batch_size": own[name].get("rollouts", rollouts) // accumulation}
+        config_of = run_config(run, credit, engine[name] | batch)
+        check_run(config_of, train, where=name)
+        if own[name].get(SFT):
+            with input_errors(f"--methods: {name}: "):
+                imitated_texts(train, config_of.trainer.get("privileged_column"))
     teachers = {settings.get("teacher_model", config.model) for settings in (given, *engine.values())}
-    run["inputs_sha256"] = _digest_of_inputs(
-        code_of(run), chain(train, rows), {config.model, *filter(None, teachers)}, perplexity
+    run["inputs_sha256"] = digest_of_inputs(
+        code_of(run), chain(train, rows, others), {config.model, *filter(None, teachers)}, perplexity
     )
     if perplexity is not None:
         run["perplexity"] = str(perplexity)
@@ -103,7 +111,7 @@ def plan_of_run(
         held_out=range(len(rows)),
         seeds=seeds,
         steps=steps,
-        rollouts=per_device * accumulation,
+        rollouts=rollouts,
         rate=float(given.get("learning_rate", default["learning_rate"].default)),
         rates=rates,
         n_eval=n_eval,
@@ -112,8 +120,8 @@ def plan_of_run(
     )
 
 
-def _with_held_out(config: RunConfig) -> tuple[RunConfig, Any, list[dict[str, Any]]]:
-    """The run with held-out rows, of its own where it names none; the rows that train and those that judge."""
+def _with_held_out(config: RunConfig) -> tuple[RunConfig, Any, list[dict[str, Any]], list[dict[str, Any]]]:
+    """The run with held-out rows, of its own where it names none; the rows that train, judge and stand beside."""
     from gear_rl.runs.trl_run import load_data
 
     train, held_out = load_data(config)
@@ -122,27 +130,28 @@ def _with_held_out(config: RunConfig) -> tuple[RunConfig, Any, list[dict[str, An
         log.warning("held_out: missing; %d of %d rows judge, and no method trains on them", count, len(train))
         config = config.model_copy(update={"held_out": count or None})
         train, held_out = load_data(config)
-    rows, _ = held_out_tiers(held_out)
+    rows, tiers = held_out_tiers(held_out)
     if len(rows) < LEAST_ROWS:
         raise InputError(
             f"held_out: {len(rows)} rows; a comparison needs {LEAST_ROWS} at least, as held_out (a count or a "
             "share) or eval_dataset"
         )
-    return config, train, rows
+    return config, train, rows, [*chain(*tiers.values())]
 
 
-def _digest_of_inputs(
-    code: bytes, rows: Iterable[Mapping[str, Any]], models: Iterable[str], perplexity: Path | None
+def digest_of_inputs(
+    code: bytes, rows: Iterable[Mapping[str, Any]], models: Iterable[str], perplexity: Path | None = None
 ) -> str:
     """A comparison whose code, rows or weights have changed is another one."""
+
+    def text_of(value: Any) -> str:  # the text of an image is its address
+        return sha256(value.tobytes()).hexdigest() if hasattr(value, "tobytes") else str(value)
+
     read = sha256(code)
     for row in rows:
-        read.update(json.dumps(row, sort_keys=True, default=str).encode())
+        read.update(json.dumps(row, sort_keys=True, default=text_of).encode())
     for model in sorted(models):
-        for file in sorted(Path(model).rglob("*")):  # none of a model on the hub
-            if file.is_file():
-                with file.open("rb") as content:
-                    read.update(file_digest(content, "sha256").digest())
+        read.update(digest_of_folder(model))
     if perplexity is not None:
         if not perplexity.is_file():
             raise InputError(

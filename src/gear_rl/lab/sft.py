@@ -1,6 +1,6 @@
 """What a user would do instead: fine-tuning on the privileged text, with TRL's SFTTrainer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gear_rl.credit.contexts import privileged_context
@@ -25,21 +25,26 @@ def prompts_of(trainer: Any, first: int, count: int) -> list[dict[str, Any]]:
     return [trainer.train_dataset[index] for index in order[first : first + count] or order]
 
 
-def demonstrations(trainer: Any, rows: Iterable[dict[str, Any]]) -> list[dict[str, list[int]]]:
+def imitated_texts(rows: Iterable[Mapping[str, Any]], column: str | None) -> list[str]:
+    """The privileged text of each row; ``ValueError`` for a row without one."""
+    found = [privileged_context(row, column) for row in rows]
+    if None in found:
+        raise ValueError(
+            "sft: a row has no privileged text to imitate, and the function `privileged` is not asked; leave sft "
+            "out, or name the column with privileged_column"
+        )
+    return [text for _, text in filter(None, found)]
+
+
+def demonstrations(trainer: Any, rows: Sequence[dict[str, Any]]) -> list[dict[str, list[int]]]:
     """Ids of prompt and privileged text of each row, as the student would write it; the mask is 1 on the text.
 
     ``ValueError`` for a row without a text.
     """
-    engine, column, made = TRLEngine(trainer), trainer.args.privileged_column, list[dict[str, list[int]]]()
-    for row in rows:
-        found = privileged_context(row, column)
-        if found is None:
-            raise ValueError(
-                "sft: a row has no privileged text to imitate; leave sft out, or name its column with "
-                "privileged_column"
-            )
+    engine, made = TRLEngine(trainer), list[dict[str, list[int]]]()
+    for row, shown in zip(rows, imitated_texts(rows, trainer.args.privileged_column), strict=True):
         [prompt] = engine.render([row["prompt"]], None)
-        text = [*plain_ids(engine.tokenizer, found[1]), trainer._tokenizer.eos_token_id]
+        text = [*plain_ids(engine.tokenizer, shown), trainer._tokenizer.eos_token_id]
         made.append({"input_ids": [*prompt, *text], "completion_mask": [0] * len(prompt) + [1] * len(text)})
     return made
 

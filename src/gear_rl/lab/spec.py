@@ -3,9 +3,10 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from hashlib import sha256
+from functools import cache
+from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gear_rl.files import replace_file
 from gear_rl.lab.cells import Cell, Frozen, plain_fields
@@ -51,7 +52,24 @@ class Spec:
     def file(self) -> str:
         """Its file's name: method, rate, seed, and a digest of all fields."""
         plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)[:60]
-        return f"{plain}-{self.rate:g}-{self.seed}-{digest(asdict(self))[:8]}.json"
+        return f"{plain}-{self.rate:g}-{self.seed}-{digest(self.written)[:8]}.json"
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """Its fields as files hold them."""
+        return without_secrets(asdict(self))
+
+
+def without_secrets(values: Any) -> Any:
+    """The settings without ``token`` and ``hub_token``, which change no number.
+
+    >>> without_secrets({"hub_token": "hf_1", "model_init_kwargs": {"token": "hf_1", "dtype": "float32"}})
+    {'model_init_kwargs': {'dtype': 'float32'}}
+    """
+    if not isinstance(values, dict):
+        return values
+    settings = cast(dict[str, Any], values)
+    return {k: without_secrets(v) for k, v in settings.items() if k != "token" and not k.endswith("_token")}
 
 
 def digest(content: Mapping[str, Any]) -> str:
@@ -61,6 +79,18 @@ def digest(content: Mapping[str, Any]) -> str:
     True
     """
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def digest_of_folder(folder: str) -> bytes:
+    """Of each file in it; nothing for a name that is no folder, as a model's on the hub."""
+    files = (file for file in sorted(Path(folder).rglob("*")) if file.is_file())
+    return b"".join(_digest_of_file(file, file.stat().st_mtime_ns) for file in files)
+
+
+@cache
+def _digest_of_file(file: Path, changed: int) -> bytes:
+    with file.open("rb") as content:
+        return file_digest(content, "sha256").digest()
 
 
 class _File(Frozen):
@@ -76,7 +106,7 @@ def finished_cell(spec: Spec, folder: Path) -> Cell | None:
         file = _File.model_validate_json((folder / spec.file).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    same = file.spec == json.loads(json.dumps(asdict(spec)))
+    same = file.spec == json.loads(json.dumps(spec.written))
     return file.cell if same and file.cell.error is None else None
 
 
@@ -88,7 +118,7 @@ def read_cells(folder: Path) -> list[Cell]:
 
 def write_cell(spec: Spec, cell: Cell, folder: Path) -> None:
     """The run's file, in one step."""
-    content = json.dumps({"spec": asdict(spec), "cell": plain_fields(cell)})
+    content = json.dumps({"spec": spec.written, "cell": plain_fields(cell)})
     replace_file(folder / spec.file, content.encode())
 
 

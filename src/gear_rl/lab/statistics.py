@@ -79,8 +79,8 @@ def paired_difference(
 def mean_ratio(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, Interval | None]:
     """The ratio of the means of pairs, with its bootstrap interval over the pairs.
 
-    No interval below ten pairs: of five it covers 0.83, of ten 0.90 (`benchmarks coverage`), and 0.65 where a
-    tenth of the parts is an outlier.
+    No interval below ten pairs: of ten it covers 0.90 (`benchmarks coverage`), and 0.64 to 0.68 where a tenth of
+    the parts is an outlier.
 
     >>> mean_ratio([0.6, 0.5, 0.7], [1.0, 1.0, 1.0])
     (0.6, None)

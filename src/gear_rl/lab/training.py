@@ -177,6 +177,7 @@ def _cell_of_measures(
     seen = {reward for end in (before, after) for sample in end["rewards"] for reward in sample}
     first = f", {spec.sft_steps} of {spec.steps} steps fine-tune first" if spec.sft else ""
     right = 1.0 if spec.run is None else float(spec.run["right"])
+    kinds = {succeeds(one, right) for one in seen}
     return Cell(
         **common_fields(spec),
         credit=repr(build_method(spec.credit)) + first,
@@ -185,7 +186,7 @@ def _cell_of_measures(
         after=score_of(spec.steps, after["rewards"], right),
         beside={name: (before["beside"][name], value) for name, value in after["beside"].items()},
         curves={name: tuple(_finite(entry.get(key)) for entry in steps) for name, key in _CURVES.items()},
-        graded=len(seen) > 2,
+        graded=len(seen) > len(kinds),
         rewards=(min(seen), max(seen)),
         full_marks=right,
     )

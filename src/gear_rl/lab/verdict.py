@@ -30,6 +30,7 @@ Kind = Literal["baseline", "better", "worse", "no difference shown", "no verdict
 _ADVICE = {
     "the baseline saturates": "take harder problems, or fewer steps",
     "the baseline's change may be noise": "take more held-out problems (--n-eval) or seeds, or more steps",
+    "the baseline ends below its start": "take a lower learning rate, or fewer steps",
     "this task cannot tell": "take more seeds, or another task",
 }
 """What to do where there is no verdict on any method, by how the reason begins."""
@@ -140,12 +141,16 @@ class _Runs:
         a, b = ([_end(curves[seed]) for seed in seeds] for curves in (ours, theirs))
         return paired_difference(a, b, 1 if method == self.ceiling else self.family, self.resolution)
 
+    def baseline_at_its_rate(self, method: str) -> str:
+        """The name of the baseline's runs at the method's rate."""
+        rate, own = self.rate(method), self.rate(self.baseline)
+        if rate is None or rate == own or method == self.ceiling:
+            return self.baseline
+        return name_at_rate(self.baseline, rate)
+
     def at_its_rate(self, method: str) -> Paired | None:
         """The difference to the baseline at the method's rate; None where that was not run."""
-        rate, own = self.rate(method), self.rate(self.baseline)
-        against = self.baseline
-        if rate is not None and rate != own and method != self.ceiling:
-            against = name_at_rate(self.baseline, rate)
+        against = self.baseline_at_its_rate(method)
         return self.paired(method, against) if against in self.cells else None
 
 
@@ -161,7 +166,8 @@ def compare(
     A method is "better" or "worse" if two intervals of Student's exclude 0 on the same side, corrected for all
     methods but the ``ceiling``: of its paired difference in the final outcome to the baseline at the baseline's
     rate, and at the method's (``name_at_rate``), since rates were chosen by a few runs. There is no verdict where
-    the ceiling's gain is not shown, below 3 paired seeds, or where the baseline saturates or may not move.
+    the ceiling's gain is not shown, below 3 paired seeds, where a seed of either failed, or where the baseline
+    saturates, may not move or ends below its start.
 
     >>> ends = {"uniform": [0.60, 0.61, 0.62], "gear": [0.69, 0.72, 0.72]}
     >>> row = dict(task="chain", tier="easy", steps=9, n_eval=100, before=dict(step=0, rewards=[0.2]))
@@ -243,12 +249,17 @@ def _baseline_problem(cells: Sequence[Cell], outcome: Outcome) -> str | None:
         return None
     before, after = zip(*[ends for cell in cells if (ends := cell.ends(outcome))], strict=True)
     n, start, end = cells[0].n_eval, math.fsum(before) / len(cells), math.fsum(after) / len(cells)
-    spread = float(np.var(after, ddof=1))
+    spread, right = float(np.var(after, ddof=1)), end
+    if outcome == "reward":
+        _, high = _range_of_rewards(cells) or (0.0, math.inf)
+        shares = [cell.after.value("success") for cell in cells if cell.after and cell.after.successes]
+        # Above full marks the reward may still grow.
+        right = (_mean(shares) or 0.0) if high <= cells[0].full_marks else 0.0
+    if right >= 0.05 ** (1 / n):  # answers all problems right once in twenty times
+        return f"the baseline saturates ({right:.3f}; {n} problems cannot tell that from 1)"
     if outcome == "reward":  # of any range: only its own spread says how sure it is
         noise = math.sqrt((spread + float(np.var(before, ddof=1))) / len(cells))
         return _never_moves(start, end, noise, len(cells))
-    if end >= 0.05 ** (1 / n):  # answers all problems right once in twenty times
-        return f"the baseline saturates ({end:.3f}; {n} problems cannot tell that from 1)"
     # The start's noise counts once, as if all runs had drawn the same answers. Two right and two wrong answers
     # are added to it, or a start of 0 would have no noise.
     share = (start * n + 2) / (n + 4)
@@ -256,9 +267,11 @@ def _baseline_problem(cells: Sequence[Cell], outcome: Outcome) -> str | None:
 
 
 def _never_moves(start: float, end: float, noise: float, num_cells: int) -> str | None:
-    if end - start > float(special.stdtrit(num_cells - 1, 0.95)) * noise:
+    bound = float(special.stdtrit(num_cells - 1, 0.95)) * noise
+    if end - start > bound:
         return None
-    return f"the baseline's change may be noise ({start:.3f} before, {end:.3f} after)"
+    why = "the baseline ends below its start" if start - end > bound else "the baseline's change may be noise"
+    return f"{why} ({start:.3f} before, {end:.3f} after)"
 
 
 def _ceiling_problem(gain: Paired | None) -> str | None:
@@ -338,6 +351,12 @@ def _in_words(
             return "no verdict", f"no verdict: {why}"
         if (same.interval.low <= 0) if kind == "better" else (same.interval.high >= 0):
             kind = "no difference shown"
+    if kind != "no difference shown":  # the seeds that are left would speak for those that diverged
+        sides = {method, runs.baseline, runs.baseline_at_its_rate(method)}
+        seeds = {seed for name in sides for seed in runs.cells[name]}
+        failed = {seed for name, seed, _ in runs.failed if name in sides}
+        if failed:
+            return "no verdict", f"no verdict: {len(failed)} of {len(seeds)} seeds failed"
     lost = len(runs.lost(runs.baseline))
     return kind, f"{kind} at {own.num_pairs} seeds" + (f"; {runs.baseline} lost {lost}" if lost else "")
 
