@@ -107,7 +107,7 @@ def test_a_rate_whose_runs_fail_is_the_worst(
     assert tuned["uniform"] == {"rate": 4e-4, "at_edge": False, "tried": tried}
 
 
-def test_a_method_that_fails_at_every_rate_is_run_no_further(few, monkeypatch, tmp_path):
+def test_no_run_of_a_search_is_run_twice(few, monkeypatch, tmp_path):
     ran = list[Spec]()
 
     def run(specs, folder, **_):
@@ -116,12 +116,10 @@ def test_a_method_that_fails_at_every_rate_is_run_no_further(few, monkeypatch, t
 
     monkeypatch.setattr(compare, "run_cells", run)
     plan = plan_without_ceiling(["gear"], rates=2, task="codebook")
-    cells, tuned = run_plan(plan, tmp_path, jobs=1)
+    _, tuned = run_plan(plan, tmp_path, jobs=1)
     assert tuned["uniform"]["at_edge"] and len(tuned["uniform"]["tried"]) == 3
-    assert len({spec.file for spec in ran}) == len(ran) == 3 + 2 + 1, "none twice, and GRPO once more"
-    assert [(one.method, one.error) for one in cells] == [
-        ("uniform", None), ("gear", "no learning rate: tuning runs failed at all of them"),
-    ]  # fmt: skip
+    assert tuned["gear"]["tried"] == {"0.0004": None, "0.0008": None}
+    assert len({spec.file for spec in ran}) == len(ran)
 
 
 def test_another_process_reward_model_is_another_run(tmp_path):

@@ -124,6 +124,9 @@ def test_logit_scale_and_softcap_of_the_config_are_honoured(model):
     assert torch.allclose(head_of(model, 1.0).logits(hidden), raw, atol=1e-5)
     model.config.final_logit_softcapping = 3.0
     assert torch.allclose(head_of(model, 1.0).logits(hidden), torch.tanh(raw / 3) * 3, atol=1e-5)
+    model.config.final_logit_softcapping, model.config.logits_soft_cap = None, 2.0  # RecurrentGemma
+    assert torch.allclose(head_of(model, 1.0).logits(hidden), torch.tanh(raw / 2) * 2, atol=1e-5)
+    model.config.final_logit_softcapping = 3.0
     model.config.logits_scaling = 4.0  # Granite divides
     capped = torch.tanh(raw / 4 / 3) * 3
     assert torch.allclose(head_of(model, 0.5).logits(hidden), capped / 0.5, atol=1e-5)

@@ -143,7 +143,7 @@ def compare(
         say(f"--seeds: {plan.seeds}; these runs will end without a verdict, which needs {LEAST} or more")
     cells, tuned = run_plan_with_bar(plan, out / "cells", jobs=jobs, console=error_console)
     # No secret is written: hub_token, and the token of model_init_kwargs.
-    command = re.sub(r"""(token['"]?[ =:]\s*['"]?)\w[\w-]*""", r"\1...", command_line())
+    command = re.sub(r"""(hub_token[ =]|\btoken['"]?\s*:)\s*['"]?[^\s'"},]+""", r"\1...", command_line())
     findings = findings_of(plan, cells, tuned, command=command)
     save(findings, out)
     if as_json:

@@ -16,7 +16,7 @@ from gear_rl.lab.cell_processes import run_cells
 from gear_rl.lab.cells import Cell, Outcome, name_at_rate, outcome_of
 from gear_rl.lab.findings import Findings
 from gear_rl.lab.lineup import BASELINE, CEILING, SFT, line_up
-from gear_rl.lab.spec import Spec, digest_of_folder, failed_cell, finished_cell, without_secrets
+from gear_rl.lab.spec import Spec, digest_of_folder, finished_cell, without_secrets
 from gear_rl.lab.verdict import compare
 from gear_rl.method_builder import build_method
 from gear_rl.runs.arena import task_of
@@ -258,9 +258,8 @@ def run_plan(
 ) -> tuple[list[Cell], dict[str, dict[str, Any]]]:
     """The compared runs, and the search for every method's rate (`settings.rates` of the findings).
 
-    Runs that are finished in the folder are not repeated; those that failed before this call are. A method with a
-    failed run at every rate is not run further. ``each`` and ``estimate`` are those of ``run_cells``; ``expect``
-    gets how many are still to run, and of how many.
+    Runs that are finished in the folder are not repeated; those that failed before this call are. ``each`` and
+    ``estimate`` are those of ``run_cells``; ``expect`` gets how many are still to run, and of how many.
     """
     first = rate_grid(plan.rate, plan.rates)
     untuned = {method: first for method in plan.methods if plan.rates > 1}
@@ -293,12 +292,8 @@ def run_plan(
             shown = {f"{rate:g}": value if math.isfinite(value) else None for rate, value in tried.items()}
             at_edge = chosen in (min(tried), max(tried))
             tuned[method] = {"rate": chosen, "at_edge": at_edge, "tried": shown}
-    dead = {method for method, search in tuned.items() if set(search["tried"].values()) == {None}}
-    rates = {method: tuned[BASELINE if method in dead else method]["rate"] for method in tuned}
-    specs = plan.reported_specs(rates)
-    done = iter(run_specs([spec for spec in specs if spec.name not in dead], 0))
-    why = "no learning rate: tuning runs failed at all of them"
-    return [failed_cell(spec, why) if spec.name in dead else next(done) for spec in specs], tuned
+    reported = run_specs(plan.reported_specs({method: search["rate"] for method, search in tuned.items()}), 0)
+    return reported, tuned
 
 
 def findings_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[str, Any], *, command: str) -> Findings:

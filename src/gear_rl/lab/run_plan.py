@@ -69,7 +69,7 @@ def plan_of_run(
         )
     if given.get("resume_from_checkpoint"):
         raise InputError("resume_from_checkpoint: a comparison begins every run anew; leave it out")
-    config, train, rows, others = _with_held_out(config)
+    config, train, rows, beside = _with_held_out(config)
     n_eval = min(n_usual, len(reported_part(range(len(rows)), rates))) if n_eval is None else n_eval
     check_counts(range(len(rows)), n_eval, rates, seeds=seeds, steps=steps, samples=samples)
     usual = {name: given[name] for name in METHOD_SETTINGS if given.get(name) is not None}
@@ -96,7 +96,7 @@ def plan_of_run(
                 imitated_texts(train, config_of.trainer.get("privileged_column"))
     teachers = {settings.get("teacher_model", config.model) for settings in (given, *engine.values())}
     run["inputs_sha256"] = digest_of_inputs(
-        code_of(run), chain(train, rows, others), {config.model, *filter(None, teachers)}, perplexity
+        code_of(run), chain(train, rows, beside), {config.model, *filter(None, teachers)}, perplexity
     )
     if perplexity is not None:
         run["perplexity"] = str(perplexity)

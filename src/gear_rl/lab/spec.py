@@ -52,10 +52,10 @@ class Spec:
     def file(self) -> str:
         """Its file's name: method, rate, seed, and a digest of all fields."""
         plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)[:60]
-        return f"{plain}-{self.rate:g}-{self.seed}-{digest(self.written)[:8]}.json"
+        return f"{plain}-{self.rate:g}-{self.seed}-{digest(self.file_fields)[:8]}.json"
 
     @property
-    def written(self) -> dict[str, Any]:
+    def file_fields(self) -> dict[str, Any]:
         """Its fields as files hold them."""
         return without_secrets(asdict(self))
 
@@ -69,7 +69,7 @@ def without_secrets(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
     settings = cast(dict[str, Any], values)
-    return {k: without_secrets(v) for k, v in settings.items() if k != "token" and not k.endswith("_token")}
+    return {k: without_secrets(v) for k, v in settings.items() if k not in ("token", "hub_token")}
 
 
 def digest(content: Mapping[str, Any]) -> str:
@@ -106,7 +106,7 @@ def finished_cell(spec: Spec, folder: Path) -> Cell | None:
         file = _File.model_validate_json((folder / spec.file).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    same = file.spec == json.loads(json.dumps(spec.written))
+    same = file.spec == json.loads(json.dumps(spec.file_fields))
     return file.cell if same and file.cell.error is None else None
 
 
@@ -118,7 +118,7 @@ def read_cells(folder: Path) -> list[Cell]:
 
 def write_cell(spec: Spec, cell: Cell, folder: Path) -> None:
     """The run's file, in one step."""
-    content = json.dumps({"spec": spec.written, "cell": plain_fields(cell)})
+    content = json.dumps({"spec": spec.file_fields, "cell": plain_fields(cell)})
     replace_file(folder / spec.file, content.encode())
 
 

@@ -189,7 +189,7 @@ def compare(
         resolution=marks / first.n_eval,
     )
     gain = None if ceiling is None else runs.paired(ceiling, baseline)
-    problem = _baseline_problem([cell for cell in finished if cell.method == baseline], outcome)
+    problem = _baseline_problem([cell for cell in finished if cell.method == baseline], outcome, rewards)
     problem = problem or _ceiling_problem(gain)
     seeds = sorted({cell.seed for cell in cells})
     return Comparison(
@@ -243,20 +243,24 @@ def budget_to(curve: Curve, accuracy: float) -> float | None:
     return None
 
 
-def _baseline_problem(cells: Sequence[Cell], outcome: Outcome) -> str | None:
-    """Why no method can be judged against these runs; None also if they are too few to know."""
+def _baseline_problem(
+    cells: Sequence[Cell], outcome: Outcome, rewards: tuple[float, float] | None
+) -> str | None:
+    """Why no method can be judged against these runs; None also if they are too few to know.
+
+    ``rewards`` are the lowest and the highest of all methods.
+    """
     if len(cells) < LEAST:
         return None
     before, after = zip(*[ends for cell in cells if (ends := cell.ends(outcome))], strict=True)
     n, start, end = cells[0].n_eval, math.fsum(before) / len(cells), math.fsum(after) / len(cells)
-    spread, right = float(np.var(after, ddof=1)), end
+    spread, success = float(np.var(after, ddof=1)), end
     if outcome == "reward":
-        _, high = _range_of_rewards(cells) or (0.0, math.inf)
         shares = [cell.after.value("success") for cell in cells if cell.after and cell.after.successes]
-        # Above full marks the reward may still grow.
-        right = (_mean(shares) or 0.0) if high <= cells[0].full_marks else 0.0
-    if right >= 0.05 ** (1 / n):  # answers all problems right once in twenty times
-        return f"the baseline saturates ({right:.3f}; {n} problems cannot tell that from 1)"
+        may_grow = rewards is None or rewards[1] > cells[0].full_marks
+        success = 0.0 if may_grow else _mean(shares) or 0.0
+    if success >= 0.05 ** (1 / n):  # answers all problems right once in twenty times
+        return f"the baseline saturates ({success:.3f}; {n} problems cannot tell that from 1)"
     if outcome == "reward":  # of any range: only its own spread says how sure it is
         noise = math.sqrt((spread + float(np.var(before, ddof=1))) / len(cells))
         return _never_moves(start, end, noise, len(cells))

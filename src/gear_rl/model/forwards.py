@@ -21,7 +21,10 @@ rotary models and ALiBi, 0.5 and more for untrained ones with absolute positions
 
 _OTHER_LOGITS = 0.03
 """Difference of logits, of the largest, from which they are another model's; bfloat16 leaves 0.004."""
+_COMPARED = 4096
+"""Tokens, the first of the vocabulary, whose logits are compared."""
 _HEAD_CHECKED = "_gear_head_checked"
+"""Attribute of a model whose logits were compared."""
 
 
 @contextmanager
@@ -105,18 +108,19 @@ def _plain_forward(model: nn.Module, **given: Any) -> tuple[Float[Tensor, "B S D
 def _check_head(model: nn.Module, hidden_BSD: Float[Tensor, "B S D"], output: Any) -> None:
     """``ValueError`` where the model's own logits are not those of ``head_of``; computed once a model.
 
-    So it is with models that do more than ``head_of`` reads in their config (the soft-cap of RecurrentGemma, the
-    head of BERT). A head that DeepSpeed has divided is not checked.
+    So it is with models that do more than ``head_of`` reads in their config, as BERT's kind. A head that
+    DeepSpeed has divided is not checked.
     """
     inner: Any = unwrap_model(model)
     if hasattr(inner, _HEAD_CHECKED) or not head_layer(model).weight.numel():
         return
-    ours = head_of(model, temperature=1.0).logits(hidden_BSD[:, -1])
-    theirs = output.logits[:, -1].float()
-    if theirs.shape != ours.shape or (theirs - ours).abs().max() > _OTHER_LOGITS * theirs.abs().max():
+    head = head_of(model, temperature=1.0)
+    ours = head.slice(0, _COMPARED).to(hidden_BSD.device).logits(hidden_BSD[:, -1])
+    whole, theirs = output.logits.shape[-1], output.logits[:, -1, :_COMPARED].float()
+    if whole != len(head.weight_VD) or (theirs - ours).abs().max() > _OTHER_LOGITS * theirs.abs().max():
         raise ValueError(
-            f"model: {type(inner).__name__} does not compute its logits by its head alone, as the signals do; "
-            "take a model of another family"
+            f"model: {type(inner).__name__} does not compute its logits by its head alone, as the signals do (a "
+            "layer before it, a soft-cap of another name, a quantised head); take another model"
         )
     setattr(inner, _HEAD_CHECKED, True)
 
@@ -256,9 +260,9 @@ def head_of(model: nn.Module, temperature: float) -> Head:
     """The model's head, with the logit scale and soft-cap that its config names.
 
     Cohere multiplies by ``logit_scale``, Granite and MiniCPM divide by ``logits_scaling`` (HyperCLOVA X
-    multiplies by it), Falcon-H1 has ``lm_head_multiplier``, Muse Glimmer ``output_multiplier``; Gemma 2 bends
-    by ``final_logit_softcapping``. A head sharded as a DTensor (FSDP 2) is gathered. Raises ``ValueError`` as
-    ``head_layer`` does.
+    multiplies by it), Falcon-H1 has ``lm_head_multiplier``, Muse Glimmer ``output_multiplier``; Gemma 2,
+    RecurrentGemma and xLSTM bend by a soft-cap. A head sharded as a DTensor (FSDP 2) is gathered. Raises
+    ``ValueError`` as ``head_layer`` does.
 
     >>> from types import SimpleNamespace
     >>> model = nn.Module()
@@ -275,7 +279,8 @@ def head_of(model: nn.Module, temperature: float) -> Head:
     divisor = getattr(config, "logits_scaling", None)
     if scale is None and divisor is not None:
         scale = float(divisor) if config.model_type == "hyperclovax" else 1.0 / float(divisor)
-    softcap = getattr(config, "final_logit_softcapping", None)
+    caps = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+    softcap = next((cap for name in caps if (cap := getattr(config, name, None)) is not None), None)
     bias = getattr(layer, "bias", None)
     return Head(
         weight_VD=_gather_weight(layer.weight),

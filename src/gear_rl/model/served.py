@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 PROBED_TOKENS = 256
 """Tokens, spread evenly over the vocabulary, and as many added ones, that both tokenizers have to read alike."""
+_NO_ANSWER = OSError, HTTPException, AttributeError, KeyError, IndexError, TypeError, ValueError
+"""What is raised where the server gives no answer, or another one than vLLM's."""
 REFUSED = range(400, 500)
 """The server will not answer differently when it is asked again."""
 
@@ -39,7 +41,8 @@ class ServedTeacher(Teacher):
     setting ``teacher_url``. The server's model reads the student's token ids; another tokenizer is
     refused. With ``top_k`` a method's ``divergence`` is made of the teacher's k likeliest tokens, the sampled
     one, and the rest as one. A request that fails is sent again ``retries`` times; then its completion keeps its
-    GRPO advantage (``on_failure="skip"``), or ``ConnectionError`` ends the run ("stop").
+    GRPO advantage (``on_failure="skip"``), or ``ConnectionError`` ends the run ("stop"). Where none comes in
+    ``timeout`` seconds, the others of the batch that wait are not sent.
 
     >>> ServedTeacher("localhost:8000")
     Traceback (most recent call last):
@@ -90,7 +93,7 @@ class ServedTeacher(Teacher):
             asked = {"model": self._served_model(), "prompt": text, "add_special_tokens": False}
             theirs = self._answer("/tokenize", asked)["tokens"]
             self._answer("/v1/completions", self._question([size - 1]))
-        except (OSError, KeyError, ValueError) as error:
+        except _NO_ANSWER as error:
             raise ValueError(
                 f"teacher_url: {self.url} does not answer as a vLLM server does ({_reason(error)}); start one "
                 "with vllm serve MODEL, and wait until its /health answers"
@@ -131,9 +134,7 @@ class ServedTeacher(Teacher):
                     names = [*found][: self.top_k + 1]
                     top_id[b, t, : len(names)] = torch.tensor(names)
                     top[b, t, : len(names)] = torch.tensor([found[name] for name in names])
-            except (
-                OSError, HTTPException, AttributeError, KeyError, IndexError, TypeError, ValueError
-            ) as error:  # fmt: skip
+            except _NO_ANSWER as error:
                 if isinstance(error, URLError | TimeoutError) and not isinstance(error, HTTPError):
                     down.append(error)  # the others would only wait for it
                 return error

@@ -135,7 +135,8 @@ class CopyTeacher(Teacher):
 
     def _copied_parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """Those that were trained when the copy was made."""
-        return {name: p for name, p in _named_parameters(model).items() if name in self._copy}
+        named = _named_parameters(model)
+        return {name: named[name] for name in self._copy}
 
     @staticmethod
     @torch.no_grad()

@@ -130,7 +130,7 @@ class ModelPasses:
                 head = head_of(other, self.temperature)  # an engine's reference may rest in the main memory
                 if self.head_context is not None:
                     head = head.clone()  # what is gathered is divided again
-            states.head = replace(head, weight_VD=head.weight_VD.to(request.completions.ids.device))
+            states.head = head.to(request.completions.ids.device)
         return states
 
     @torch.no_grad()

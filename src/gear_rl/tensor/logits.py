@@ -88,6 +88,11 @@ class Head:
             bias_V=None if bias is None else bias[begin:end],
         )
 
+    def to(self, device: torch.device) -> "Head":
+        """The same head on a device."""
+        bias = None if self.bias_V is None else self.bias_V.to(device)
+        return replace(self, weight_VD=self.weight_VD.to(device), bias_V=bias)
+
     def clone(self) -> "Head":
         """A copy with weights of its own."""
         bias = None if self.bias_V is None else self.bias_V.clone()
