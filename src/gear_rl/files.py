@@ -1,4 +1,4 @@
-"""Atomic replacement of files, and JSON values without null."""
+"""Atomic replacement of files, and values without what does not belong into them."""
 
 import os
 import shutil
@@ -55,3 +55,15 @@ def without_null(value: Any) -> Any:
         pairs = cast(Mapping[str, Any], value).items()
         return {name: without_null(inner) for name, inner in pairs if inner is not None}
     return [without_null(inner) for inner in cast(list[Any], value)] if isinstance(value, list) else value
+
+
+def without_secrets(value: Any) -> Any:
+    """Settings without the tokens of a hub, ``token`` and ``hub_token``, which change no result.
+
+    >>> without_secrets({"hub_token": "hf_1", "model_init_kwargs": {"token": "hf_1", "dtype": "float32"}})
+    {'model_init_kwargs': {'dtype': 'float32'}}
+    """
+    if not isinstance(value, Mapping):
+        return value
+    pairs = cast(Mapping[str, Any], value).items()
+    return {name: without_secrets(inner) for name, inner in pairs if name not in ("token", "hub_token")}

@@ -16,7 +16,7 @@ SMALL = ("--per_device_train_batch_size", "8", "--num_generations", "8", "--max_
 def test_it_holds_the_settings_that_were_run(tmp_path):
     folder = tmp_path / "run"
     words = (*WORDS, *SMALL, "--credit", "shuffled:of.alpha=2.5", "--run_name", "7e12345")
-    done = gear("train", *words, "--output_dir", str(folder), "--save_steps", "2")
+    done = gear("train", *words, "--output_dir", str(folder), "--save_steps", "2", "--hub_token", "hf_secret")
     assert done.returncode == 0, done.stderr
     found = yaml.safe_load((folder / RUN_FILE).read_text())
     assert found["credit"]["of"]["alpha"] == 2.5 and found["credit"]["of"]["onset_rule"] == "peak"
@@ -26,6 +26,7 @@ def test_it_holds_the_settings_that_were_run(tmp_path):
     assert build_method(again.credit) == build_method(first.credit)
     assert first.trainer.items() <= again.trainer.items()
     assert {**again.model_dump(), "credit": 0} == {**first.model_dump(), "credit": 0}
+    assert not any("hf_secret" in (folder / name).read_text() for name in (RUN_FILE, "report.html"))
     card = (folder / "README.md").read_text()
     assert "`shuffled` of gear-rl (source: placebo (ours))" in card
     assert "fine-tuned version of `arena` on `arena/chain/easy`." in card and "None" not in card

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,7 +76,7 @@ def compare(
     """Does a method help?
 
     Trains every method at its own best learning rate on one budget of rollouts,
-    and compares in words. Finished runs in the folder are not run again.
+    and compares in words. Finished runs in the folder are kept.
 
     The reference is a control with the true advantage of every token (oracle).
     Where no formula gives it, rollouts branch off at every token, which is slow:
@@ -90,8 +89,8 @@ def compare(
 
     Your own run: --config run.yaml, or --model M --dataset D --reward R; other
     settings follow as in gear train. Compared is the mean reward on its held-out
-    rows, or the share that reach success_reward where rewards take two values,
-    one right and one wrong. Further tiers of eval_dataset are shown beside.
+    rows, or the share that reach success_reward where rewards are right or wrong
+    alone. Further tiers of eval_dataset are shown beside.
     """
     from gear_rl.lab.cells import RUNS
     from gear_rl.lab.comparison import findings_of, plan_of
@@ -142,9 +141,7 @@ def compare(
     if plan.seeds < LEAST:
         say(f"--seeds: {plan.seeds}; these runs will end without a verdict, which needs {LEAST} or more")
     cells, tuned = run_plan_with_bar(plan, out / "cells", jobs=jobs, console=error_console)
-    # No secret is written: hub_token, and the token of model_init_kwargs.
-    command = re.sub(r"""(hub_token[ =]|\btoken['"]?\s*:)\s*['"]?[^\s'"},]+""", r"\1...", command_line())
-    findings = findings_of(plan, cells, tuned, command=command)
+    findings = findings_of(plan, cells, tuned, command=command_line())
     save(findings, out)
     if as_json:
         typer.echo(findings.model_dump_json(indent=1))

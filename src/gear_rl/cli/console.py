@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -38,8 +39,9 @@ def say(text: str) -> None:
 
 
 def command_line(program: str = "gear") -> str:
-    """The command that is running, for reports, as a shell reads it."""
-    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
+    """The command that is running, for reports, as a shell reads it, without tokens."""
+    text = " ".join([program, *map(shlex.quote, sys.argv[1:])])
+    return re.sub(r"""(hub_token[ =]|\btoken['"]?\s*:)\s*['"]?[^\s'"},]+""", r"\1...", text)
 
 
 def is_given(context: typer.Context, name: str) -> bool:

@@ -12,11 +12,12 @@ from typing import Any, cast
 
 from gear_rl.arena.task import get_task
 from gear_rl.errors import InputError
+from gear_rl.files import without_secrets
 from gear_rl.lab.cell_processes import run_cells
 from gear_rl.lab.cells import Cell, Outcome, name_at_rate, outcome_of
 from gear_rl.lab.findings import Findings
 from gear_rl.lab.lineup import BASELINE, CEILING, SFT, line_up
-from gear_rl.lab.spec import Spec, digest_of_folder, finished_cell, without_secrets
+from gear_rl.lab.spec import Spec, digest_of_folder, finished_cell
 from gear_rl.lab.verdict import compare
 from gear_rl.method_builder import build_method
 from gear_rl.runs.arena import task_of

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from gear_rl.files import replace_file
+from gear_rl.files import replace_file, without_secrets
 from gear_rl.lab.cells import Cell, Frozen, plain_fields
 
 
@@ -58,18 +58,6 @@ class Spec:
     def file_fields(self) -> dict[str, Any]:
         """Its fields as files hold them."""
         return without_secrets(asdict(self))
-
-
-def without_secrets(values: Any) -> Any:
-    """The settings without ``token`` and ``hub_token``, which change no number.
-
-    >>> without_secrets({"hub_token": "hf_1", "model_init_kwargs": {"token": "hf_1", "dtype": "float32"}})
-    {'model_init_kwargs': {'dtype': 'float32'}}
-    """
-    if not isinstance(values, dict):
-        return values
-    settings = cast(dict[str, Any], values)
-    return {k: without_secrets(v) for k, v in settings.items() if k not in ("token", "hub_token")}
 
 
 def digest(content: Mapping[str, Any]) -> str:

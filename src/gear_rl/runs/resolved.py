@@ -9,7 +9,7 @@ from typing import Any
 from gear_rl.credit.credit_config import METHOD_SETTINGS
 from gear_rl.engines.folder import RunFolder, checkpoints_in
 from gear_rl.errors import input_errors
-from gear_rl.files import replace_file
+from gear_rl.files import replace_file, without_secrets
 from gear_rl.method_builder import credit_settings
 from gear_rl.records import RECORDS
 from gear_rl.runs.run_config import RunConfig
@@ -42,7 +42,7 @@ def how_to_go_on(config: RunConfig) -> str:
 
 
 def write_run(config: RunConfig, trainer: Any) -> None:
-    """Write all settings of a run into its folder, below the command that runs it again in another one.
+    """Write the settings of a run but tokens into its folder, below the command that runs it again elsewhere.
 
     They include those of the method and the engine settings that it sets. A record file in the folder is named
     relative to it, so that another ``output_dir`` gets its own.
@@ -59,7 +59,7 @@ def write_run(config: RunConfig, trainer: Any) -> None:
     own["output_dir"] = str(folder.path)
     if folder.records is not None and not folder.records_outside:
         own["record_file"] = os.path.relpath(folder.records.resolve(), folder.path.resolve())
-    plain = json.loads(json.dumps(own, default=str))
+    plain = json.loads(json.dumps(without_secrets(own), default=str))
     text = (
         f"# {_command(folder, '--output_dir OTHER')}\n"
         "# runs this again, in the directory where it was run: paths and modules are relative to that one.\n"
