@@ -17,6 +17,14 @@ def folder(tmp_path):
     return tmp_path / "mine"
 
 
+def test_a_run_that_learns_says_how_it_goes(folder):
+    done = gear("train", "--config", "run.yaml", "--max_steps", "3", cwd=folder)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("step ")]
+    assert len(lines) == 3 and "of groups differ in reward" in lines[0], done.stderr
+    assert "completions scored" in lines[0] and "of tokens in segments" in lines[0]
+    assert "nothing was learned" not in done.stderr
+
+
 def test_a_run_that_cannot_learn_warns_once(folder):
     done = gear("train", "--config", "run.yaml", "--max_steps", "5", "--reward", "rewards:none", cwd=folder)
     assert done.returncode == 0

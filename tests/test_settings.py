@@ -45,20 +45,24 @@ from gear_rl.traits import Distillation
         (Distillation, {"anchor": "l2"}, "anchor: 'l2'; give none, urkl, ufkl, rkl or fkl"),
         (Distillation, {"anchor_weight": -1.0}, "anchor_weight: -1.0; give a number of 0 or more"),
         (CreditConfig, {"teacher_prompt": "shout"}, "teacher_prompt: 'shout'; give render or splice"),
-        (CreditConfig, {"teacher_context_message": "2"}, "teacher_context_message: '2'; give first or last"),
+        (CreditConfig, {"teacher_context_message": "2"}, "teacher_.*: '2'; give first or last, or None"),
         (
             CreditConfig,
             {"teacher_prompt": "splice", "teacher_prompt_template": "x"},
-            ".*'x' lacks {privileged_",
+            ".*: 'x' lacks {privileged_context}",
         ),
         (CreditConfig, {"credit_batch_size": 0}, "credit_batch_size: 0; give a whole number of 1 or more"),
-        (CreditConfig, {"teacher_update_rate": 1.5}, "teacher_update_rate: 1.5; give a number from 0 to 1"),
+        (CreditConfig, {"teacher_update_rate": 1.5}, "teacher_.*: 1.5; give a number from 0 to 1, or None"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
 def test_a_setting_outside_its_range_is_refused_by_name(name, settings, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         METHODS.get(name, name)(**settings)
+
+
+def test_the_bounds_of_a_distillation_are_taken():
+    Distillation(beta=0.0, top_k=1, ratio_clip=None, max_nats=None, anchor="fkl", anchor_weight=0.0)
 
 
 SETTINGS = [(name, field.name) for name, cls in METHODS.items() for field in dataclasses.fields(cls)]
