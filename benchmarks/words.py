@@ -75,7 +75,7 @@ def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
     ``InputError`` where too few completions are wrong, and for kept ones of another length, model or data.
     """
-    rows = load_rows(task.data, split=task.split, chat=True, limit=16 * task.n)
+    rows = [dict(row) for row in load_rows(task.data, split=task.split, chat=True, limit=16 * task.n)]
     digest = digest_of_inputs(code_of(task.data), rows, [task.model])
     inputs = {"model": task.model, "length": task.length, "inputs_sha256": digest}
     if task.file.is_file():
@@ -84,7 +84,7 @@ def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
             why = "has completions of another length, model or data"
             raise InputError(f"--runs: {task.file} {why}; give another folder")
     else:
-        found = wrong_completions(task) | inputs
+        found = wrong_completions(task, rows) | inputs
         replace_file(task.file, json.dumps(found).encode())
     document = {
         "what": "absolute credit on sampled wrong completions; the fault is the first digit that differs from "
@@ -100,12 +100,11 @@ def words(task: Words, methods: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def wrong_completions(task: Words) -> dict[str, Any]:
-    """One wrong completion of each of ``n`` problems as lines for ``gear score --data``, and what was sampled.
+def wrong_completions(task: Words, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One wrong completion of each of ``n`` of the rows as lines for ``gear score --data``, and what was sampled.
 
     Right is what the data's own reward says; what is wrong in other words than the solution's cannot be marked.
     """
-    rows = [dict(row) for row in load_rows(task.data, split=task.split, chat=True, limit=16 * task.n)]
     counts = dict.fromkeys(("sampled", "right", "other_words", "marked"), 0)
     found: dict[str, Any] = {"model": task.model, **counts, "rows": []}
     settings = ["--max_completion_length", str(task.length), "--per_device_train_batch_size", str(BATCH)]

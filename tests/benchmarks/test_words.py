@@ -41,7 +41,7 @@ def test_one_wrong_completion_of_a_problem_is_kept_and_everything_counted():
 def test_completions_of_another_length_or_model_are_refused(change, tmp_path, monkeypatch):
     sampled = list[experiment.Words]()
 
-    def wrong_completions(task):
+    def wrong_completions(task, rows):
         sampled.append(task)
         return kept(WRONG, WRONG)
 

@@ -35,8 +35,8 @@ def split_methods(text: str) -> list[str]:
         head = COMBINED.split(part)[0]
         key, equals, value = map(str.strip, head.partition("="))
         # A method's name may be a setting's value too.
-        named = value in (*METHODS, CEILING, SFT) and key.partition(".")[0] not in _SETTINGS
-        if methods and ":" in methods[-1] and equals and ":" not in head and not named:
+        is_method = value in (*METHODS, CEILING, SFT) and key.partition(".")[0] not in _SETTINGS
+        if methods and ":" in methods[-1] and equals and ":" not in head and not is_method:
             methods[-1] += f",{part.strip()}"
         elif part.strip():
             methods.append(part.strip())
@@ -58,8 +58,8 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     text = text.strip()
     shown, given, rest = text.partition("=")
     if given and ":" not in shown:
-        named, credit = parse_method(rest)
-        if not shown.strip() or "," in shown or named != rest.strip():
+        own_name, credit = parse_method(rest)
+        if not shown.strip() or "," in shown or own_name != rest.strip():
             raise InputError(f"--methods: {text!r}; give one name without a comma, as in mine=gear:alpha=2")
         return shown.strip(), credit
     credit = credit_settings(text, "--methods")

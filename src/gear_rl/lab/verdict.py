@@ -165,9 +165,9 @@ def compare(
 
     A method is "better" or "worse" if two intervals of Student's exclude 0 on the same side, corrected for all
     methods but the ``ceiling``: of its paired difference in the final outcome to the baseline at the baseline's
-    rate, and at the method's (``name_at_rate``), since rates were chosen by a few runs. There is no verdict where
-    the ceiling's gain is not shown, below 3 paired seeds, where a seed of either failed, or where the baseline
-    saturates, may not move or ends below its start.
+    rate, and at the method's (``name_at_rate``), since few runs chose them. There is no verdict where the
+    ceiling's gain is not shown, below 3 paired seeds, where a seed of either failed, or where the baseline
+    saturates, may not move or falls.
 
     >>> ends = {"uniform": [0.60, 0.61, 0.62], "gear": [0.69, 0.72, 0.72]}
     >>> row = dict(task="chain", tier="easy", steps=9, n_eval=100, before=dict(step=0, rewards=[0.2]))
