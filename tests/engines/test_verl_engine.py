@@ -15,7 +15,6 @@ from gear_rl.engines.verl.engine import (
 )
 from gear_rl.rollouts import Completions, left_padded
 from gear_rl.signals.signal import DIVERGENCE
-from gear_rl.types import is_per_row
 
 
 def request_of(lengths: list[int]) -> ForwardRequest:
@@ -32,7 +31,7 @@ def request_of(lengths: list[int]) -> ForwardRequest:
         scored_B=torch.tensor([b % 3 > 0 for b in range(len(lengths))]),
         inputs={
             "answer_region": ids % 5,
-            "answer_ids_BN": torch.arange(len(lengths))[:, None] + torch.arange(3),
+            "answer_ids_BN": torch.arange(len(lengths))[:, None] + torch.arange(7),  # wider than any completion
             "judged_group_B": torch.arange(len(lengths)) // 2,
             "success_B": torch.arange(len(lengths)) % 2 == 1,
         },
@@ -98,7 +97,7 @@ def test_workers_see_their_rows_and_signals_come_back_to_them():
         assert seen.teachers[0].ids_BP[place].sum() == request.teachers[0].ids_BP[row].sum()
         assert seen.scored_B[place] == request.scored_B[row]
         for name, value in request.inputs.items():
-            cut = ... if is_per_row(name) else slice(width)
+            cut = ... if name.endswith(("_B", "_BN")) else slice(width)
             assert torch.equal(seen.inputs[name][place][cut], value[row][cut]), name
 
 

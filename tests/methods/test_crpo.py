@@ -26,10 +26,15 @@ ROOT = math.sqrt(1 / 3)
 @pytest.mark.parametrize(
     ("method", "first", "second"),
     [
-        (Crpo(), (ROOT - 1) / 2, -ROOT),
-        (Crpo(task_share=0.25), ROOT / 4 - 3 / 4, -ROOT / 2),
-        (Crpo(task_share=0.0), -1.0, 0.0),
-        (Crpo(style=(1, 2)), (ROOT - 24 / math.sqrt(657)) / 2, (-2 * ROOT - 3 / math.sqrt(657)) / 2),
+        (Crpo(epsilon=1e-6), (ROOT - 1) / 2, -ROOT),
+        (Crpo(task_share=0.25, epsilon=1e-6), ROOT / 4 - 3 / 4, -ROOT / 2),
+        (Crpo(task_share=0.0, epsilon=1e-6), -1.0, 0.0),
+        (Crpo(task_share=0.0), -30 / (30 + 1e-4), 0.0),
+        (
+            Crpo(style=(1, 2), epsilon=1e-6),
+            (ROOT - 24 / math.sqrt(657)) / 2,
+            (-2 * ROOT - 3 / math.sqrt(657)) / 2,
+        ),
         (Crpo(epsilon=30.0, task_share=0.0), -0.5, 0.0),
     ],
 )
@@ -38,3 +43,14 @@ def test_worked_by_hand(method, first, second):
     expected = [[first, first, 0], [second, 0, second], [0, 0, 0], [0, 0, 0]]
     close(credit.advantage, torch.tensor(expected))
     assert credit.segment_id.tolist() == [[0, 0, -1], [0, -1, 0], [-1, -1, -1], [0, 0, 0]]
+
+
+def test_sums_that_differ_in_their_last_bits_are_equal():
+    rewards = torch.tensor([[8.1, 1.3], [1.3, 8.1], [5.3, 4.1], [7.7, 1.7]])  # 9.4 each
+    signals = TokenSignals(
+        mask=torch.ones(4, 1, dtype=torch.bool),
+        group_B=torch.zeros(4, dtype=torch.long),
+        rewards_BR=torch.cat([rewards, torch.zeros(4, 1)], 1),
+    )
+    advantage = Crpo(task=(0, 1), style=(2,))(torch.zeros(4), signals).advantage
+    assert advantage.abs().max() < 0.01

@@ -109,6 +109,8 @@ def test_what_cannot_be_mixed_is_named():
         Mixed(first=Opsd(), second=Sdpo(), how="sum")
     with pytest.raises(ValueError, match="second: one of 'gear' and 'rlcsd' contrasts two teachers"):
         Mixed(first=Gear(), second=Rlcsd(), how="sum")
+    with pytest.raises(ValueError, match="second: one of 'opsd' and 'rlcsd' contrasts two teachers"):
+        Mixed(first=Opsd(), second=Rlcsd(), how="sum")
     assert Mixed(first=Uniform(), second=Rlcsd(), how="sum").engine_settings["teacher_contrast"] == "sibling"
 
 

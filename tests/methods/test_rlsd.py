@@ -26,12 +26,6 @@ FOUR = from_probabilities([0.5, 0.5, 0.4, 0.8], [0.55, 0.45, 0.8, 0.2])
         # The sign turns the ratio over: w = 10/11, 10/9, 0.8 (from 1/2), 1.2 (from 4)
         (Rlsd(), -2.0, [-21 / 11, -19 / 9, -1.8, -2.2]),
         (Rlsd(strength=1.0), 2.0, [2.2, 1.8, 2.4, 1.6]),
-        # ln 1.1 = 0.095 is below the clamp; the others become e^-0.1, e^0.1, e^-0.1
-        (
-            Rlsd(clamp_nats=0.1),
-            2.0,
-            [2.1, 1 + math.exp(-0.1), 1 + math.exp(0.1), 1 + math.exp(-0.1)],
-        ),
         (Rlsd(negative_only=True), -2.0, [-21 / 11, -19 / 9, -1.8, -2.2]),
     ],
 )

@@ -84,6 +84,14 @@ def test_there_are_as_many_steps_as_pieces_with_text(engine, separator, end):
     assert (steps.max(-1).values + 1).tolist() == counts == [2, 0, 2, 2, 2, 1, 4]
 
 
+def test_a_turn_without_text_is_no_step(engine):
+    batch = written(engine, "so;|;so")
+    [answer] = engine.tokenizer(";")["input_ids"]  # a tool's
+    own = dataclasses.replace(batch.completions, mask=batch.completions.ids != answer)
+    steps = StepId("separator").compute(dataclasses.replace(batch, completions=own), engine)
+    assert steps.tolist() == [[0, 0, -1, -1, -1, 1, 1]]
+
+
 def test_tokens_of_one_character_share_it(engine):
     ids = engine.tokenizer("a答😀b")["input_ids"]
     text = [("a答😀b")[place.start : place.stop] for place in token_places(engine.tokenizer, ids)]

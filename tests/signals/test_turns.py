@@ -1,6 +1,7 @@
 """Rewards of single turns and the states they began in, from environments, reward functions and messages."""
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -238,5 +239,8 @@ def test_texts_that_are_alike_enough_share_a_number():
     # the same letters in another order have the quick ratios of a twin
     found = anchor_ids([["abcdef", "fedcba"]], [0], masks("x.x"), similarity=0.9)
     assert found[0].tolist() == [0, -1, 1]
+    # long texts of few letters, which difflib takes for junk unless told otherwise
+    grid = "".join(random.Random(0).choices("01", k=400))
+    assert anchor_ids([[grid, f"{grid[:99]}2{grid[100:]}"]], [0], masks("x.x"), similarity=0.9)[0, 2] == 0
     # groups are never alike
     assert anchor_ids([["a"], ["a"]], [0, 1], masks("x", "x"), similarity=0.1).tolist() == [[0], [1]]

@@ -24,7 +24,7 @@ class AgentOpsd:
     ``A_k = A (1 - strength + strength clip(1 + width z_k, 1 - width, 1 + width))``.
 
     From the released pseudocode; the deviation and ``epsilon`` are our reading. One turn keeps its GRPO
-    advantage.
+    advantage. The turn is the segment.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, True, False, True]]),  # two turns, and an answer between

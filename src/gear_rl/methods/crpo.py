@@ -32,8 +32,8 @@ class Crpo:
     ...     rewards_BR=torch.tensor([[1.0, 0.0], [0.0, 90.0]]),  # right, and in character
     ... )
     >>> Crpo(task_share=0.75)(torch.tensor([-0.7, 0.7]), signals).advantage  # 0.7071 (0.75 - 0.25)
-    tensor([[ 0.3536],
-            [-0.3536]])
+    tensor([[ 0.3535],
+            [-0.3535]])
     """
 
     name: ClassVar[str] = "crpo"
@@ -47,8 +47,8 @@ class Crpo:
     """Indices of those that judge the style; none gives GRPO."""
     task_share: Share = 0.5
     """Share of the task's advantage; the rest is the style's."""
-    epsilon: Positive = 1e-6
-    """Added to the group's deviation."""
+    epsilon: Positive = 1e-4
+    """Added to the group's deviation; equal sums of rewards may differ in their last bits."""
 
     def __post_init__(self) -> None:
         if len({*self.task, *self.style}) < len(self.task) + len(self.style):

@@ -36,8 +36,9 @@ class Igpo:
     and 0 where no other has such a turn. The turn is the segment.
     **Additive**: nothing of the advantage is left at ``strength=1``.
 
-    The default is ours: releases compare tokens of one index (``baseline="token"``), or rewards before the
-    sum (``Igpo(compare="igpo", baseline="group", scale=True)``).
+    The true answer is the row's privileged context: set ``privileged_column: answer`` where rows have worked
+    solutions too. The default is ours: releases compare tokens of one index (``baseline="token"``), or rewards
+    before the sum (``Igpo(compare="igpo", baseline="group", scale=True)``).
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),

@@ -73,7 +73,8 @@ class Mixed:
                 f"second: {self.second.name!r} distils, and so does {self.first.name!r}; a loss takes one term"
             )
         signals_of(self.needs)  # refuses one signal at two settings
-        taught = [method for method in (self.first, self.second) if needs_teacher(method)]
+        pair = (self.first, self.second)
+        taught = [one for one in pair if needs_teacher(one) or distillation_of(one) is not None]
         if len({engine_settings_of(method).get("teacher_contrast") for method in taught}) > 1:
             raise ValueError(
                 f"second: one of {self.first.name!r} and {self.second.name!r} contrasts two teachers, and the "

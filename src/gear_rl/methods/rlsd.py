@@ -21,7 +21,7 @@ class Rlsd:
     Self-Distilled RLVR (arXiv:2604.03128): ``A_t = A ((1 - strength) + strength clip(w))``, with ``w =
     exp(sign(A) (teacher_logprob - student_logprob))``. The sign never flips; the mean weight is not 1.
 
-    The paper's strength falls over 50 steps, the released script's over 60 and without a clamp. The script
+    The paper's strength falls over 50 steps, the released script's over 60. The script
     reads the current policy, we read that of the rollout. CEPO (arXiv:2605.19436) is ``Rlsd(clip_width=0.5,
     decay_steps=25)`` with ``teacher_contrast: sibling``.
 
@@ -44,8 +44,6 @@ class Rlsd:
     """Share of the advantage that is scaled, the paper's lambda; 0 gives GRPO."""
     clip_width: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """The ratio is kept between 1 - clip_width and 1 + clip_width."""
-    clamp_nats: Annotated[float, Field(gt=0, le=60)] = 20.0
-    """Largest absolute log-ratio before the exponential."""
     negative_only: bool = False
     """Weight 1 unless the advantage is negative."""
     decay_steps: Count | None = 50
@@ -78,8 +76,6 @@ class Rlsd:
         weight = torch.ones_like(signals.mask, dtype=advantage_B.dtype)
         if self.strength > 0:
             log_ratio = signals.get("teacher_logprob") - signals.get("student_logprob")
-            # Clamped before exp: a token that one of the two finds impossible must not overflow.
-            log_ratio = log_ratio.clamp(-self.clamp_nats, self.clamp_nats)
             ratio = (advantage_B.sign()[:, None] * log_ratio).exp()
             # (1 - strength) + strength * clip, in the form that is exactly 1 where the clipped ratio is.
             weight = 1.0 + self.strength * (ratio.clamp(1.0 - self.clip_width, 1.0 + self.clip_width) - 1.0)

@@ -15,7 +15,7 @@ class Uniform:
     """Every token of a completion gets the completion's advantage.
 
     GRPO (arXiv:2402.03300): ``A_t = A``, one segment per completion. A setting that "gives GRPO" gives
-    exactly this.
+    exactly these advantages.
 
     >>> signals = TokenSignals(mask=torch.tensor([[True, True, False]]))
     >>> Uniform()(torch.tensor([2.0]), signals).advantage

@@ -116,7 +116,7 @@ def _is_plain(cache: Any, tokens: int) -> bool:
 
 
 def _turns_by_length(model: nn.Module) -> bool:
-    config = text_config(getattr(model, "config", None))
+    config = text_config(getattr(unwrap_model(model), "config", None))
     kinds = str([getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")])
     return "dynamic" in kinds or "longrope" in kinds
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from gear_rl.engine import Engine, ForwardRequest, Tokenizer, own_texts, token_places
@@ -54,9 +54,7 @@ class StepId(BatchSignal):
                 # Those before the first step end none, and of several in a row the last one ends it.
                 end = re.compile(rf"\A(?:\s*{mark})+|({mark}(?:\s*{mark})*)\s*+")
                 texts = own_texts(engine.tokenizer, ids, mask)
-                written = [bool(re.sub(mark, "", "".join(own)).strip()) for own in texts]
-                step_id = unit_ids(texts, mask, end, lines=False)
-                return torch.where(mask.new_tensor(written)[:, None], step_id, -1)
+                return unit_ids(texts, mask & _has_text(texts, mask, mark), end, lines=False)
             case "spans":
                 rows = zip(ids, mask, logged_scores(batch), strict=True)
                 return torch.stack([_in_spans(engine.tokenizer, *row)[0] for row in rows])
@@ -221,6 +219,18 @@ def _in_spans(
             last = first
         step_id[t] = len(scores) - 1
     return torch.tensor(step_id, dtype=torch.int64, device=ids.device), scores
+
+
+def _has_text(texts: Sequence[Sequence[str]], mask: Bool[Tensor, "B T"], mark: str) -> Bool[Tensor, "B T"]:
+    """Whether the turn of a token says anything but the separator ``mark`` and white space."""
+    rows = list[list[bool]]()
+    for row, turn in zip(texts, map(int_list, turn_ids(mask).cpu()), strict=True):
+        said = dict.fromkeys(turn, "")
+        for text, number in zip(row, turn, strict=True):
+            said[number] += text
+        has_text = {number: bool(re.sub(mark, "", text).strip()) for number, text in said.items()}
+        rows.append([has_text[number] for number in turn])
+    return torch.tensor(rows, dtype=torch.bool, device=mask.device).view(mask.shape)
 
 
 def _at_step_ends(value: Float[Tensor, "N W"], step_id: Int[Tensor, "N T"]) -> Float[Tensor, "N T"]:

@@ -297,5 +297,5 @@ def _kinds(texts: Sequence[str], similarity: float) -> dict[str, int]:
                 break
         else:
             kinds[text] = len(matchers)
-            matchers.append(SequenceMatcher(None, "", text))
+            matchers.append(SequenceMatcher(None, "", text, autojunk=False))
     return kinds
