@@ -3,11 +3,13 @@
 import logging
 import os
 import re
+from functools import partial
 
 import pytest
 import torch
 from accelerate import Accelerator
 from peft import LoraConfig
+from transformers import TrainerState
 
 from engines import tiny
 from gear_rl import GEARConfig
@@ -92,6 +94,29 @@ def test_a_named_checkpoint_is_whole_and_not_mixed_with_another_run(tmp_path):
         begun(tmp_path / "a", str(a))
 
 
+def test_who_goes_back_to_an_older_checkpoint_begins_another_run(tmp_path):
+    """Else the later ones would be the newest: never deleted, and what ``latest`` takes."""
+    older, newest = checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
+    checkpoint(tmp_path, 6, run="another")
+    facts = {"seed": 4, "rate": 1e-3}
+    assert begun(tmp_path, str(newest), facts)[0].run == "mine"
+    own, resumed = begun(tmp_path, str(older))
+    assert (resumed, own.same) == (str(older), True) and own.run != "mine"
+    (newest / MANIFEST).unlink()
+    RunFolder(tmp_path).begin("mine")
+    assert begun(tmp_path, "latest")[0].run == begun(tmp_path, str(older))[0].run == "mine"
+
+
+def test_every_process_knows_the_best_checkpoint(tmp_path):
+    """Transformers looks for it where another process may not have written yet, and then leaves it at None."""
+    _, (own, _) = checkpoint(tmp_path, 2), begun(tmp_path / "run", str(tmp_path / "checkpoint-2"))
+    for step, best_step in ((4, 2), (5, 5)):
+        state = TrainerState(global_step=step, best_global_step=best_step)
+        aside = tmp_path / UNFINISHED / f"checkpoint-{step}"
+        own.save(state, tmp_path, partial(aside.mkdir, parents=True), {}, {})
+        assert state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best_step}")
+
+
 def test_another_configuration_is_refused_unless_that_is_meant(tmp_path, caplog):
     path = str(checkpoint(tmp_path, 2))
     message = (
@@ -152,6 +177,12 @@ def test_settings_that_change_no_result_are_only_named():
     assert named == (
         "logging_steps 10 is now 2, max_steps -1 is now 2, run_name None is now 'longer', save_steps 500 is now 5"
     )
+
+
+@pytest.mark.parametrize(("saved", "own"), [("http://a", "http://b"), (None, "http://b"), ("http://a", None)])
+def test_a_teacher_behind_a_server_may_move_but_not_come_or_go(saved, own):
+    refused, _ = differences({"teacher_url": saved}, {"teacher_url": own})
+    assert bool(refused) == (None in (saved, own))
 
 
 @pytest.mark.parametrize(

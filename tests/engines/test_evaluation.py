@@ -99,7 +99,7 @@ def test_evaluation_calls_no_privileged_context_and_logs_once(tiny_model, tmp_pa
 
 def test_solve_gives_each_row_its_own_reward(tiny_model, tmp_path):
     trainer = trainer_of(tmp_path, tiny_model)
-    rows = list(tiny.rows(11))
+    rows = tiny.rows(11)
     before, python = torch.random.get_rng_state(), random.getstate()
 
     def one_of_three(completions, answer, **_):

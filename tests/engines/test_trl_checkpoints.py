@@ -12,6 +12,7 @@ from engines.distilling import speaking
 from engines.probing import Probe
 from engines.running import SAVING, same, trained_and_saved, trainer_of, weights
 from gear_rl import Gear, GEARTrainer
+from gear_rl.methods import Uniform
 
 trained = partial(trained_and_saved, credit=Gear())
 
@@ -81,3 +82,11 @@ def test_another_method_is_another_configuration(tiny_model, tmp_path):
         ValueError, match=r"another configuration: credit\.alpha 4\.0 is now 0\.5; set it back"
     ):
         trained(tmp_path, tiny_model, True, credit=Gear(alpha=0.5), max_steps=2)
+
+
+def test_a_new_run_from_a_checkpoint_keeps_a_teacher_that_the_checkpoint_lacks(tiny_model, tmp_path, caplog):
+    trained(tmp_path / "a", tiny_model, credit=Uniform(), max_steps=1)
+    more = {"max_steps": 2, "save_steps": 1, "resume_anyway": True, "teacher_model_kind": "base"}
+    resumed = trained(tmp_path / "b", tiny_model, str(tmp_path / "a" / "checkpoint-1"), **more)
+    assert resumed.state.global_step == 2
+    assert "teacher.safetensors is not taken over: teacher state: 0 parameters saved" in caplog.text

@@ -119,6 +119,7 @@ def test_prompts_that_are_refused_or_templated_are_named_before_the_first_rollou
 TORN = {"per_device_train_batch_size": 3, "steps_per_generation": 2}
 READS = Probe(needs=("reference_logprob",))
 SYNCED = {"sync_ref_model": True, "beta": 0.1, "save_strategy": "steps"}
+PUSHED = {"push_to_hub": True, "record_file": None}
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,8 @@ SYNCED = {"sync_ref_model": True, "beta": 0.1, "save_strategy": "steps"}
         (Gear(), {"push_to_hub": True, "record_file": "r.jsonl"}, {}, "record_file: 'r.jsonl' holds what"),
         (Gear(), {"push_to_hub": True, "record_file": "../r.jsonl"}, {}, None),
         (Crpo(), {"push_to_hub": True, "record_file": "r.jsonl"}, {}, None),
+        (Opsd(), {**PUSHED, "hub_strategy": "checkpoint"}, {}, "hub_strategy: 'checkpoint' would publish the t"),
+        (Gear(), {**PUSHED, "hub_strategy": "checkpoint"}, {}, None),
         (Gear(), {"teacher_model": "x"}, {"sharding": "FSDP"}, None),
         (Rlsd(), {}, {"sharding": "DEEPSPEED"}, "teacher_model_kind: 'sync' follows the weights"),
         (Gear(), {}, {"sharding": "DEEPSPEED"}, None),

@@ -11,6 +11,7 @@ from trl import GRPOTrainer
 
 from engines import tiny
 from engines.running import SAVING, same, trained_and_saved, trainer_of, weights
+from gear_rl import GEARConfig
 from gear_rl.engines.trl import checkpoints
 from gear_rl.engines.trl.checkpoints import check_checkpoint
 from gear_rl.engines.trl.durable import DurableTrainer
@@ -69,6 +70,19 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(tiny_model, tmp_pat
         assert same(weights(resumed), whole), step
 
 
+def test_a_stream_is_resumed_until_its_end(tiny_model, tmp_path, caplog):
+    """Behind it transformers does not find the place, so the rows are others, and a warning says so."""
+    stream = {**SAVING, "rows": tiny.rows(6).to_iterable_dataset(), "max_steps": 5}
+    for step, warned in ((2, False), (4, True)):
+        folder = tmp_path / "whole"
+        if step == 2:
+            trainer_of(folder, tiny_model, None, cls=DurableTrainer, **stream).train()
+        trainer = trainer_of(tmp_path / str(step), tiny_model, None, cls=DurableTrainer, **stream)
+        caplog.clear()
+        trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+        assert ("the stream was read to its end" in caplog.text) == warned, step
+
+
 # --- whole before it counts ----------------------------------------------------------------------------------
 
 
@@ -97,6 +111,22 @@ def test_a_run_that_dies_while_it_saves_loses_nothing(tiny_model, tmp_path, monk
     assert checkpoints_of(folder) == ["checkpoint-3"] and not (folder / ".unfinished").exists()
     files = "model.safetensors optimizer.pt scheduler.pt rng_state.pth rollouts-0.pt"
     assert check_checkpoint(folder / "checkpoint-3").files.keys() >= {*files.split(), "trainer_state.json"}
+
+
+def test_a_copy_of_the_users_stays_beside_the_best_and_the_newest(tiny_model, tmp_path):
+    rows, best = tiny.rows(6), {"load_best_model_at_end": True, "metric_for_best_model": "eval_pass@1"}
+    often = {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "num_generations_eval": 2,
+        "per_device_eval_batch_size": 4,
+    }
+    settings = {**SAVING, **SHORT, **best, **often, "max_steps": 2, "save_total_limit": 1}
+    args = GEARConfig(**tiny.settings(tmp_path, **settings))
+    (tmp_path / "checkpoint-3-keep").mkdir(parents=True)
+    DurableTrainer(tiny_model, tiny.vowels, args, rows, eval_dataset=rows.select([0, 1])).train()
+    assert checkpoints_of(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3-keep"]
+    assert args.save_total_limit == 1
 
 
 def test_only_a_whole_checkpoint_is_pushed(tiny_model, tmp_path, monkeypatch):

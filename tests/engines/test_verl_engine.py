@@ -31,7 +31,7 @@ def request_of(lengths: list[int]) -> ForwardRequest:
         scored_B=torch.tensor([b % 3 > 0 for b in range(len(lengths))]),
         inputs={
             "answer_region": ids % 5,
-            "answer_ids_BN": torch.arange(len(lengths))[:, None] + torch.arange(7),  # wider than any completion
+            "answer_ids_BN": torch.arange(len(lengths))[:, None] + torch.arange(7),  # wider than completions
             "judged_group_B": torch.arange(len(lengths)) // 2,
             "success_B": torch.arange(len(lengths)) % 2 == 1,
         },

@@ -32,15 +32,14 @@ def credit_beside_siblings(
         return method(advantage_B, signals)
     num_rows, num_columns = signals.mask.shape
     widest = int(engine.gather(torch.tensor([num_columns], device=signals.mask.device)).max())
-    # Not every communication library gathers booleans.
-    values = {"mask": signals.mask.long(), "turn_id": signals.turn_id, **signals.values}
+    values = {"mask": signals.mask, "turn_id": signals.turn_id, **signals.values}
     for name, value in values.items():
         if not is_per_row(name):
             # Integer signals are -1 outside the mask, and padding is outside.
-            outside = -1 if name != "mask" and value.dtype == torch.int64 else 0
+            outside = -1 if value.dtype == torch.int64 else 0
             value = nn.functional.pad(value, (0, widest - num_columns), value=outside)
         values[name] = engine.gather(value)
-    mask, turn_id = values.pop("mask").bool(), values.pop("turn_id")
+    mask, turn_id = values.pop("mask"), values.pop("turn_id")
     credit = method(engine.gather(advantage_B), TokenSignals(mask=mask, turn_id=turn_id, values=values))
     own = slice(first, first + num_rows)
     distill = credit.distill_weight

@@ -134,7 +134,7 @@ _MAY_CHANGE = """
     load_best_model_at_end metric_for_best_model greater_is_better per_device_eval_batch_size num_generations_eval
     num_completions_to_print max_steps num_train_epochs non_finite_step credit_batch_size gradient_checkpointing
     activation_checkpointing torch_empty_cache_steps dataloader_num_workers dataloader_p local_rank ddp_
-    teacher_url vllm_server_ vllm_group_port vllm_gpu_memory_utilization vllm_enable_sleep_mode
+    teacher_url_ vllm_server_ vllm_group_port vllm_gpu_memory_utilization vllm_enable_sleep_mode
 """
 MAY_CHANGE = tuple(_MAY_CHANGE.split())
 """How settings of a run's length, logs and memory begin, which do not change what it learns."""
@@ -167,7 +167,10 @@ def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, 
     """
     names = [name for name in sorted(saved.keys() | own.keys()) if saved.get(name) != own.get(name)]
     words = {name: f"{name} {saved.get(name)!r:.200} is now {own.get(name)!r:.200}" for name in names}
-    harmless = [name for name in names if name.startswith(MAY_CHANGE)]
+    may_change = MAY_CHANGE
+    if saved.get("teacher_url") and own.get("teacher_url"):  # only its address is another
+        may_change += ("teacher_url",)
+    harmless = [name for name in names if name.startswith(may_change)]
     return ", ".join(words[n] for n in names if n not in harmless), ", ".join(words[n] for n in harmless)
 
 
@@ -189,6 +192,8 @@ class Checkpoints:
         """The last whole checkpoint of the run, or the one that it resumed from."""
         self.same = True
         """Whether the checkpoint that it resumed from was made with the same configuration."""
+        self.limit = args.save_total_limit
+        """Of checkpoints of the run; `train` hides it from transformers, which deletes other folders too."""
         self.writes_aside = False
         """While TRL writes into the unfinished folder."""
 
@@ -217,7 +222,11 @@ class Checkpoints:
                 return self.folder.begin(), None, True
             path, manifest = self._chosen(resume)
             changed = self._changed(path, manifest, configuration)
-            return self.folder.begin(None if changed else manifest.run), str(path), not changed
+            # Who goes back leaves this run's later checkpoints, which must not count as newer than the next ones.
+            own = (other for other in checkpoints_in(self.folder.path) if _is_of(other, manifest.run))
+            goes_back = resume not in (True, "latest") and next(own, path).resolve() != path.resolve()
+            run = None if changed or goes_back else manifest.run
+            return self.folder.begin(run), str(path), not changed
 
         configuration = json.loads(json.dumps(configuration, sort_keys=True, default=_plain_value))
         self.configuration = configuration
@@ -301,15 +310,16 @@ class Checkpoints:
             _write(aside, weights, main)
             torch.save(dict(progress), self._progress_file(aside))
             self.accelerator.wait_for_everyone()
-            if state.best_model_checkpoint == str(aside):
-                state.best_model_checkpoint = str(final)  # where it will stay
+            best = folder / f"checkpoint-{state.best_global_step}"
+            if best == final or best.is_dir():  # transformers looks for it aside, before a shard may be there
+                state.best_model_checkpoint = str(best)
                 if main:
                     state.save_to_json(str(aside / "trainer_state.json"))
             if main:
                 whole = not self.args.save_only_model
                 seal(aside, run=self.run, configuration=self.configuration, resumable=whole)
                 move_into_place(aside, final)
-                rotate(folder, self.run, self.args.save_total_limit, state.best_model_checkpoint)
+                rotate(folder, self.run, self.limit, state.best_model_checkpoint)
         except BaseException:
             shutil.rmtree(aside.parent, ignore_errors=True)  # the disk may be full
             raise
@@ -319,21 +329,23 @@ class Checkpoints:
         self.last = str(final)
 
     def load(self, checkpoint: Path, weights: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Load the weights, and return the ``progress`` of this process; None if other processes saved it.
+        """Load the weights, and return the ``progress`` of this process; None where the run is a new one.
 
-        ``ValueError`` with the checkpoint's name if the weights are another teacher's or model's.
+        Weights that do not fit are ``ValueError`` with the checkpoint's name; a new run keeps those it has.
         """
         for name, owner in weights.items():
             file = checkpoint / name
             try:
                 owner.load_state_dict(safetensors.torch.load_file(file) if file.exists() else {})
             except ValueError as error:
-                raise ValueError(f"resume_from_checkpoint: {checkpoint}: {name}: {error}") from None
-        file, device = self._progress_file(checkpoint), self.accelerator.device
-        if not file.exists():
+                if self.same:
+                    raise ValueError(f"resume_from_checkpoint: {checkpoint}: {name}: {error}") from None
+                logger.warning("resume_anyway: %s is not taken over: %s", checkpoint / name, error)
+        if not self.same:  # rollouts of other settings may not even fit
             return None
+        device = self.accelerator.device
         place: Any = "cpu" if device.type == "cpu" else device  # torch.load does not know "cpu:0"
-        return torch.load(file, map_location=place, weights_only=True)
+        return torch.load(self._progress_file(checkpoint), map_location=place, weights_only=True)
 
     def _on_main(self, action: Callable[[], T]) -> T:
         """Run ``action`` on the first process; every process returns its result or raises its error."""

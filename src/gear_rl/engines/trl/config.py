@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 import trl
 from datasets import Dataset
+from transformers.trainer_utils import HubStrategy
 from trl import GRPOConfig  # pyright: ignore[reportPrivateImportUsage]
 
 from gear_rl.credit.contexts import PrivilegedFunction, privileged_context, sources_of
@@ -324,6 +325,13 @@ def _option_refusals(credit: CreditAssigner, args: GEARConfig) -> list[tuple[boo
             args.push_to_hub and reads_context and folder.records is not None and not folder.records_outside,
             f"record_file: {args.record_file!r} holds what the teacher saw, and push_to_hub would publish it; "
             "name a file outside of output_dir, or set it to None",
+        ),
+        (
+            args.push_to_hub
+            and distillation_of(credit) is not None
+            and args.hub_strategy in ("checkpoint", "all_checkpoints"),
+            f"hub_strategy: {HubStrategy(args.hub_strategy).value!r} would publish the teacher's prompts, which "
+            f"{credit.name!r} keeps in a checkpoint; set it to 'end'",
         ),
         (
             distillation_of(credit) is not None and args.torch_compile,

@@ -181,7 +181,11 @@ class DurableTrainer(Evaluating):
         with self.checkpoints.writing():
             checkpoint = self.checkpoints.begin(resume_from_checkpoint, self.configuration())
             self.run_state = {}
-            return super().train(checkpoint, *more, **options)
+            self.args.save_total_limit = None  # transformers would delete a user's copies too
+            try:
+                return super().train(checkpoint, *more, **options)
+            finally:
+                self.args.save_total_limit = self.checkpoints.limit
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         # In the middle of its rollouts TRL would sample others after a resume, so they are saved too.
@@ -215,7 +219,7 @@ class DurableTrainer(Evaluating):
             if not same:
                 weights.pop(SYNCED_REFERENCE, None)  # another run begins with its own
             progress = self.checkpoints.load(Path(checkpoint), weights)
-            if progress is not None and same:  # rollouts of other settings may not even fit
+            if progress is not None:
                 self._step, self._buffered_inputs = progress["micro_batches"], progress["rollouts"]
                 self.run_state = progress["state"]
 
@@ -236,6 +240,11 @@ class DurableTrainer(Evaluating):
     def _init_training_state(self, max_steps: int, *more: Any, **named: Any) -> tuple[int, int]:
         epochs, steps = super()._init_training_state(max_steps, *more, **named)
         skip_epochs(self._sampler, epochs)
+        if not hasattr(self.train_dataset, "__len__") and (self.state.epoch or 0.0) >= 1.0:
+            logger.warning(
+                "resume_from_checkpoint: the stream was read to its end before, and transformers does not find "
+                "its place in a later pass, so other rows follow than without the interruption"
+            )
         if self.state.global_step >= max_steps:
             # Transformers would train one step more before it looks.
             message = (

@@ -112,7 +112,7 @@ class Evaluating(GRPOTrainer):
             rewards = rewards[: len(problems)]  # several processes repeat the last problems to fill a batch
         metrics = success_metrics(rewards, success, metric_key_prefix)
         if self.args.eval_greedy and sized:
-            once = [[reward] for reward in self.solve(list(problems), greedy=True)]
+            once = [[reward] for reward in self.solve(problems, greedy=True)]
             greedy = success_metrics(once, success, metric_key_prefix)
             metrics |= {n.replace("pass@1", "greedy"): v for n, v in greedy.items() if "pass@1" in n}
         cast(dict[str, float], output.metrics).update(metrics)
@@ -130,7 +130,7 @@ class Evaluating(GRPOTrainer):
         Every process gets all rewards, and they share the work. Sampled with ``seed``, or the run's own: the same
         seed draws the same rollouts again.
         """
-        rewards: list[float | None] = []
+        rows, rewards = [*rows], list[float | None]()  # a part of a Dataset would be a dict
         size, world = int(self.args.per_device_eval_batch_size), int(self.accelerator.num_processes)
         rank = int(self.accelerator.process_index)
         with self._solving(greedy, int(self.args.seed) if seed is None else seed):
