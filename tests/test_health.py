@@ -48,9 +48,10 @@ def test_a_run_that_nothing_judges_ends_and_says_so(folder):
 @pytest.mark.parametrize(
     ("logs", "said"),
     [
-        ({"gear/weight/max": 1.0}, "Every weight was 1: this was GRPO."),
+        ({"gear/weight/deviation": 0.0}, "Every weight was 1: this was GRPO."),
+        ({"gear/weight/max": 1.0, "gear/weight/deviation": 0.8}, ""),  # weights of 0 and 1
         ({"gear/fallbacks": 8.0}, "Every completion kept its GRPO advantage"),
-        ({"gear/fallbacks": 1.0, "gear/weight/max": 3.0}, ""),
+        ({"gear/fallbacks": 1.0, "gear/weight/deviation": 0.5}, ""),
         ({}, ""),
     ],
 )
@@ -74,3 +75,13 @@ def test_an_agent_that_calls_no_tool_is_told_so():
 
 def test_one_logged_step_has_no_first_and_last():
     assert conclusion([{"reward": 0.25}]) == "The reward was 0.25 in the one logged step."
+
+
+def test_tools_that_fail_are_told():
+    log = {
+        "reward": 0.0,
+        "tools/failure_frequency": 0.75,
+        "gear/tools/raised": 8.0,
+        "gear/tools/timeout": 0.0,
+    }
+    assert "75% of tool calls failed (raised)." in conclusion([log] * 10)

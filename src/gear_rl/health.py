@@ -89,6 +89,11 @@ def conclusion(history: Sequence[Mapping[str, Any]]) -> str:
         said = f"The reward was {last:.2f} in the one logged step. "
     if mean("tools/call_frequency") == 0:
         said += f"No completion called a tool: {TEACH_CALLS}. "
+    failed = mean("tools/failure_frequency") or 0.0
+    if failed >= 0.3:
+        counts = {key.rpartition("/")[2]: mean(key) for row in history for key in row if "gear/tools/" in key}
+        kinds = ", ".join(kind for kind, count in counts.items() if count)
+        said += f"{failed:.0%} of tool calls failed ({kinds}). "
     cut, even = mean("completions/clipped_ratio") or 0.0, mean("frac_reward_zero_std") or 0.0
     if cut >= 0.3:
         said += f"{cut:.0%} of completions were cut off: raise max_completion_length. "
@@ -97,10 +102,10 @@ def conclusion(history: Sequence[Mapping[str, Any]]) -> str:
             f"In {even:.0%} of groups all rewards were equal, which teaches nothing: easier or harder prompts, "
             "more generations, or a finer reward. "
         )
-    largest = [cast(float, row["gear/weight/max"]) for row in history if "gear/weight/max" in row]
-    if mean("gear/fallbacks") and not largest:
+    deviation = mean("gear/weight/deviation")  # of weights from 1
+    if mean("gear/fallbacks") and deviation is None:
         said += "Every completion kept its GRPO advantage (gear/fallback/* says why): this was GRPO. "
-    elif largest and max(largest) < 1.0005:
+    elif deviation is not None and deviation < 1e-4:
         said += "Every weight was 1: this was GRPO. "
     informed = mean("gear/teacher/informed")
     if informed is not None and informed < 0.6:

@@ -125,9 +125,9 @@ def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
     elif settings:
         raise InputError(f"{where}: {name} is no dataclass, so it takes no settings: {settings}")
     if isinstance(method, type) or not isinstance(method, CreditAssigner):
-        raise InputError(
-            f"{where}: {name} is no method: it needs `name`, `source`, `needs` and a call (docs: README)"
-        )
+        parts = ("name", "source", "needs", "__call__")
+        lacks = ", ".join(part for part in parts if not hasattr(method, part)) or "the decorator dataclass"
+        raise InputError(f"{where}: {name} is no method, since it lacks {lacks} (docs/your-method.md)")
     return method
 
 

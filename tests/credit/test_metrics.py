@@ -46,6 +46,7 @@ def test_two_completions_by_hand():
         "gear/weight/turn_1": pytest.approx((5 + 1.8) / 7),
         "gear/weight/turn_2": pytest.approx(1.2),  # of the second completion alone
         "gear/weight/max": 1.5,
+        "gear/weight/deviation": pytest.approx(0.3),
     }
 
 

@@ -84,6 +84,8 @@ def test_a_result_has_the_signals_and_tells_which_completions_are_the_methods_ow
         (Gear(), {"config": live_with(privileged_sources=["function"])}, "put what it returns into a column"),
         (Gear(), {"config": live_with(teacher_contrast="shufled")}, "teacher_contrast: no row has 'shufled'"),
         (Gear(), {"config": live_with(privileged_column="solutoin")}, "privileged_column: no row has 'soluto"),
+        (Gear(), {"config": LIVE, "rows": [{"prompt": "1 + 1", "soluton": "2"}] * 2},
+         "rows: none has what the teacher of 'gear' is shown; give a column privileged_context, solution"),
         (Gear(), {"config": live_with(privileged_sources=["feedback"]), "logged": {"feedback": ["no", "ok"]}},
          "rewards: 'gear' shows the teacher feedback on failures; give rewards"),
     ],

@@ -38,6 +38,29 @@ def test_a_function_gives_the_rows_of_both_parts():
     assert len(train) == 4096
 
 
+def generated(part, count):
+    yield {"prompt": part, "meta": {"id": 1}}
+    yield {"prompt": "b", "meta": {"id": 2, "x": "y"}}
+
+
+def mistaken(part, count):
+    return [{"prompt": "a"}["promt"]]
+
+
+def test_a_function_may_yield_rows_whose_values_stay_and_its_mistakes_are_named():
+    assert [row["meta"] for row in load_rows("data.test_rows:generated", chat=False)] == [
+        {"id": 1},
+        {"id": 2, "x": "y"},
+    ]
+    for name, message in (
+        ("data.test_rows:mistaken", "^dataset: data.test_rows:mistaken fails: .*promt"),
+        ("data.test_rows:text", "^dataset: data.test_rows:text fails: "),
+        ("data.test_rows:generatd", "^dataset: 'data.test_rows' has no 'generatd'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_rows(name, chat=False)
+
+
 @pytest.fixture
 def hub_like(tmp_path):
     """A folder as the hub has it: a card with two configurations, and parquet files."""

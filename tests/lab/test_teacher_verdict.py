@@ -50,6 +50,11 @@ def test_the_reward_decides_where_prompts_have_both():
     assert verdict(completions(0.9)).word == "weak", "it reads, and does not know which completion is right"
     assert verdict(completions(0.5)).word == "not informed"
     assert "worked solutions" in sentences(verdict(completions(0.5)))[-1]
+    few = verdict(completions(0.5, prompts=4, reward=False))
+    assert (few.word, sentences(few)[-1]) == (
+        "not informed",
+        "4 prompts are too few to tell; give more (--n)",
+    )
     # An informed teacher makes wrong completions less likely: the gain's sign alone decides nothing.
     wrong = verdict(completions(0.9, wrong=-0.8, rewards=(0.0, 0.0, 0.0)))
     assert wrong.word == "informed" and wrong.gain < -0.7 and wrong.knows.prompts == 0

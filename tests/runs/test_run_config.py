@@ -45,6 +45,8 @@ def test_a_file_and_its_overrides_become_typed_settings(tmp_path):
             ["--max-completion-length", "null"],
             "max_completion_length: None; give a whole number of 1 or more",
         ),
+        (["--learning_rate", "-1"], "learning_rate: -1; give a number of 0 or more"),
+        (["--scale_rewards", "grupo"], "scale_rewards: 'grupo'; give "),
         (["--reward", "null"], "reward: missing; give it in the file or as --reward VALUE"),
     ],
 )

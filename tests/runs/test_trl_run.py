@@ -117,6 +117,18 @@ def test_records_without_a_checkpoint_are_kept_and_the_run_begins_anew(used):
     assert done.stdout.endswith("saved so early; gear view 'so early'\n"), done.stdout
 
 
+def test_a_folder_with_a_file_that_a_run_writes_is_refused(used):
+    folder, call = used
+    (folder / "README.md").write_text("mine")
+    one_line(call("--output_dir", "."), "output_dir: . holds README.md, which a run writes too")
+    assert (folder / "README.md").read_text() == "mine"
+
+
+def test_a_model_that_cannot_be_found_is_named(used):
+    _, call = used
+    one_line(call("--output_dir", "other", "--model", "runs/nowhere"), "gear: model: runs/nowhere: ")
+
+
 def test_fewer_rows_than_a_batch_takes_are_refused(used):
     _, call = used
     done = call("--output_dir", "few", "--per_device_train_batch_size", "20", "--max_steps", "1")

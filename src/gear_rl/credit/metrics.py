@@ -73,6 +73,7 @@ def metric_sums(
         "tokens": mask.sum(),
         "segments": opens.sum(),
         "segment_tokens": (length > 1).sum(),
+        "deviation": torch.where(mask, (weight - 1.0).abs(), 0.0).sum(),
         "scored": scored_B.sum(),
         **{f"fallback/{name}": fallback_B[name].sum() for name in FALLBACKS},
     }
@@ -90,7 +91,7 @@ def step_metrics(sums: dict[str, float], largest_weight: float, seconds: float) 
     """The metrics of one credit step, from sums over all processes; a mean over nothing is left out.
 
     >>> step_metrics({"completions": 2.0, "tokens": 8.0, "segments": 1.0, "segment_tokens": 3.0,
-    ...           "scored": 2.0, "divergence": 4.0}, 1.5, 0.1)["gear/divergence/mean"]
+    ...           "scored": 2.0, "deviation": 4.0}, 1.5, 0.1)["gear/weight/deviation"]
     0.5
     """
     metrics = {f"gear/fallback/{name}": sums.get(f"fallback/{name}", 0.0) for name in FALLBACKS}
@@ -105,6 +106,7 @@ def step_metrics(sums: dict[str, float], largest_weight: float, seconds: float) 
         metrics["gear/segments/per_completion"] = sums["segments"] / sums["completions"]
         metrics["gear/segments/token_share"] = sums["segment_tokens"] / sums["tokens"]
         metrics["gear/weight/max"] = largest_weight
+        metrics["gear/weight/deviation"] = sums["deviation"] / sums["tokens"]
     if sums.get("turn/1/tokens"):
         for turn in range(TURNS):
             if tokens := sums[f"turn/{turn}/tokens"]:

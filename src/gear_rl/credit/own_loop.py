@@ -8,7 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gear_rl.credit.credit_config import CONTRASTS, NO_CONTRAST, CreditConfig, check_teacher
+from gear_rl.credit.credit_config import (
+    CONTRASTS,
+    NO_CONTRAST,
+    PRIVILEGED_COLUMNS,
+    CreditConfig,
+    check_teacher,
+)
 from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.prompts import naming_refused
 from gear_rl.credit.step import step
@@ -221,6 +227,12 @@ def _check(rollouts: RolloutBatch, method: CreditAssigner, engine: LocalEngine, 
     for setting, column in columns.items():
         if column is not None and not any(column in row for row in rollouts.rows):
             raise ValueError(f"{setting}: no row has {column!r}; give a column of the rows")
+    known = {*PRIVILEGED_COLUMNS, "reward_model", config.privileged_column}
+    if sources - {contrast, "environment"} == {"row"} and not any(map(known.intersection, rollouts.rows)):
+        raise ValueError(
+            f"rows: none has what the teacher of {method.name!r} is shown; give a column "
+            f"{', '.join(PRIVILEGED_COLUMNS)}, or another as privileged_column"
+        )
     if engine.reference is None and "reference_logprob" in names:
         raise ValueError(
             f"reference: {method.name!r} reads the first weights; make them with make_teacher('base', model)"

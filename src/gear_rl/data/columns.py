@@ -58,8 +58,9 @@ def _array(name: str, values: list[Any], where: str) -> Any:
     kinds = {*map(type, values)} - {type(None)}
     if len(kinds) > 1 and kinds != {int, float}:
         found = " beside ".join(sorted(kind.__name__ for kind in kinds))
+        best = "messages" if name == "prompt" else "text"
         raise InputError(
-            f"dataset: {where}: column {name!r}: {found}; write all its values alike, best as text"
+            f"dataset: {where}: column {name!r}: {found}; write all its values alike, best as {best}"
         )
     try:
         array = pa.array(values)

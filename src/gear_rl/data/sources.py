@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gear_rl.arena.task import Task, dataset_task, get_task
-from gear_rl.errors import InputError, did_you_mean, input_errors
+from gear_rl.errors import InputError, did_you_mean, error_text, input_errors
 from gear_rl.user_objects import import_object
 
 _TABLES = {".csv": ",", ".tsv": "\t"}
@@ -217,6 +217,8 @@ def _generated_rows(name: str, train: bool, limit: int | None) -> Any:
 
     family, _, rest = name.partition("/")
     count = limit or _GENERATED[train]
+    if _is_function(name):
+        return _rows_of_function(name, "train" if train else "test", count)
     with input_errors("dataset: "):
         if family == "arena":
             task, tier = dataset_task(name)
@@ -225,13 +227,27 @@ def _generated_rows(name: str, train: bool, limit: int | None) -> Any:
             from gear_rl.data.adapters import reasoning_gym
 
             made = reasoning_gym.rows(rest, num=count, held_out=not train)
-        elif _is_function(name):
-            made = import_object(name, "dataset")("train" if train else "test", count)
         else:
             from gear_rl.data.adapters import verifiers
 
             made = verifiers.rows(verifiers.load_taskset(rest), num=limit)
     return Dataset.from_list(made)
+
+
+def _rows_of_function(name: str, part: str, count: int) -> Any:
+    """The rows that the user's function makes, with the values as they are."""
+    from gear_rl.data.columns import make_dataset
+
+    function = import_object(name, "dataset")
+    try:
+        made = [*function(part, count)]
+    except Exception as error:
+        raise InputError(f"dataset: {name} fails: {error_text(error)}") from error
+    odd = [row for row in made if not isinstance(row, dict)]
+    if odd:
+        raise InputError(f"dataset: {name} gave {odd[0]!r:.60}; return a list of rows, each a dict")
+    columns = dict.fromkeys(key for row in made for key in row)
+    return make_dataset({key: [row.get(key) for row in made] for key in columns}, name)
 
 
 @lru_cache(maxsize=4)

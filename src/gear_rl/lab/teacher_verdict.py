@@ -107,7 +107,11 @@ def sentences(found: Verdict) -> list[str]:
             f"in {_percent(found.knows)} of the pairs of a right and a wrong completion the right one gains more "
             f"from its own context ({found.knows.prompts} prompts have both{weak})"
         )
-    if found.word != "informed":
+    if found.word == "not informed" and (
+        found.reads.interval is None or found.reads.interval.high >= CLEARLY
+    ):
+        lines.append(f"{found.reads.prompts} prompts are too few to tell; give more (--n)")
+    elif found.word != "informed":
         lines.append(
             "what usually helps: worked solutions in place of answers alone (privileged_column), another wording "
             "around them (teacher_prompt_template), or a teacher with other weights (teacher_model)"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,7 +23,7 @@ from gear_rl.engines.engine_config import EngineConfig
 from gear_rl.errors import InputError, did_you_mean
 from gear_rl.method_builder import put_setting
 from gear_rl.runs.trl_names import NAMES, with_our_names
-from gear_rl.settings import Count, Share, checked_value, fault_in
+from gear_rl.settings import Count, NotNegative, Share, checked_value, fault_in
 from gear_rl.yaml_values import parse_word, read_yaml, yaml_text
 
 NARROWER: dict[str, Any] = {
@@ -31,6 +31,8 @@ NARROWER: dict[str, Any] = {
     "max_completion_length": Count,
     "per_device_train_batch_size": Count,
     "gradient_accumulation_steps": Count,
+    "learning_rate": NotNegative,
+    "scale_rewards": Literal["group", "batch", "none"] | bool,
 }
 """Settings of TRL whose declared types allow what no run can have."""
 _LORA: dict[str, Any] = {"r": Count, "lora_alpha": float, "lora_dropout": Share}

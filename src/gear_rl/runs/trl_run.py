@@ -24,6 +24,9 @@ from gear_rl.runs.resolved import OUTPUT_DIR, run_folder, write_run
 from gear_rl.runs.run_config import RunConfig
 from gear_rl.user_objects import import_object
 
+_OF_HUB = ("trust_remote_code", "revision", "token", "cache_dir", "local_files_only")
+"""The settings of ``model_init_kwargs`` by which a model's configuration is found."""
+
 
 def train(
     config: RunConfig,
@@ -208,6 +211,11 @@ def check_folder(config: RunConfig, source: Path | None, overwrite: bool) -> str
         if folder.records is not None:
             check_output(folder.records, inputs, "record_file")
         folder.check_records()
+    own = [name for name in ("README.md", "config.json") if (folder.path / name).exists()]
+    if own and folder.run is None and not overwrite:
+        raise InputError(
+            f"output_dir: {folder.path} holds {own[0]}, which a run writes too; give a folder of its own"
+        )
     leftovers = folder.leftovers()
     records_only = leftovers == [str(folder.records)]  # a run that was ended early; they are kept
     if leftovers and not records_only and resume is None and not overwrite:
@@ -297,15 +305,19 @@ def _pretrained_model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     from gear_rl.engines.models import load_causal_lm, load_tokenizer
 
     use_few_threads(pretrained=True)
-    name = resolve_model(config.model)
+    name, options = resolve_model(config.model), _settings(config).get("model_init_kwargs") or {}
     if not is_adapter(name):
+        from transformers import AutoConfig
+
+        loader: Any = AutoConfig
+        with input_errors(f"model: {config.model}: "):
+            loader.from_pretrained(name, **{key: options[key] for key in _OF_HUB if key in options})
         return name, None, {}
     if config.lora is not None:
         raise InputError(
             f"lora: {config.model} is an adapter already, which goes on being trained with its own settings; "
             "leave lora out, or merge the adapter into its model first (merge_and_unload of peft)"
         )
-    options = _settings(config).get("model_init_kwargs") or {}
     return load_causal_lm(name, options, trained=True), load_tokenizer(name), {}
 
 
