@@ -4,6 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from transformers.utils.chat_template_utils import get_json_schema
 
 from engines import tiny
 from gear_rl.credit.prompts import check_untemplated, naming_refused
@@ -110,3 +111,16 @@ def test_the_prompt_that_a_template_refuses_is_named_with_its_rule():
     assert "\n" not in str(caught.value)
     with pytest.raises(KeyError), naming_refused([right], render):
         raise KeyError("another's")
+
+
+def test_a_tool_that_cannot_be_shown_is_not_taken_for_the_prompts_fault():
+    def helper(x: int) -> int:
+        return x
+
+    with (
+        pytest.raises(
+            ValueError, match=r"^tools: .* helper because it has no docstring! Every public method"
+        ),
+        naming_refused([1], lambda _: get_json_schema(helper)),
+    ):
+        get_json_schema(helper)

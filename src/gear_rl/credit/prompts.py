@@ -27,6 +27,11 @@ def naming_refused(
                 render(prompt)
             except Exception as error:
                 rule = str(error).partition("\n")[0]
+                if "JSON schema" in rule:  # of a tool, which transformers makes for the template
+                    raise ValueError(
+                        f"tools: {rule} Every public method of an environment is a tool: give it types and a "
+                        "docstring with its arguments, or a name that begins with _"
+                    ) from None
                 raise ValueError(
                     f"prompt: the model's chat template refuses {name} {number}, {_excerpt(prompt)} ({rule}); "
                     "give messages that it takes: the system's text before the user's where it has no system "
