@@ -48,7 +48,7 @@ def test_a_run_that_nothing_judges_ends_and_says_so(folder):
 @pytest.mark.parametrize(
     ("logs", "said"),
     [
-        ({"gear/weight/deviation": 0.0}, "Every weight was 1: this was GRPO."),
+        ({"gear/weight/max": 1.0, "gear/weight/deviation": 0.0}, "Every weight was 1: this was GRPO."),
         ({"gear/weight/max": 1.0, "gear/weight/deviation": 0.8}, ""),  # weights of 0 and 1
         ({"gear/fallbacks": 8.0}, "Every completion kept its GRPO advantage"),
         ({"gear/fallbacks": 1.0, "gear/weight/deviation": 0.5}, ""),

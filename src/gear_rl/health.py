@@ -91,9 +91,12 @@ def conclusion(history: Sequence[Mapping[str, Any]]) -> str:
         said += f"No completion called a tool: {TEACH_CALLS}. "
     failed = mean("tools/failure_frequency") or 0.0
     if failed >= 0.3:
-        counts = {key.rpartition("/")[2]: mean(key) for row in history for key in row if "gear/tools/" in key}
-        kinds = ", ".join(kind for kind, count in counts.items() if count)
-        said += f"{failed:.0%} of tool calls failed ({kinds}). "
+        counted = {key for row in history for key, count in row.items() if "gear/tools/" in key and count}
+        kinds = sorted(
+            {key.rpartition("/")[2] for key in counted} - {"cut", "control"}
+        )  # these are no failures
+        which = f" ({', '.join(kinds)})" if kinds else ""
+        said += f"{failed:.0%} of tool calls failed{which}. "
     cut, even = mean("completions/clipped_ratio") or 0.0, mean("frac_reward_zero_std") or 0.0
     if cut >= 0.3:
         said += f"{cut:.0%} of completions were cut off: raise max_completion_length. "
@@ -103,9 +106,10 @@ def conclusion(history: Sequence[Mapping[str, Any]]) -> str:
             "more generations, or a finer reward. "
         )
     deviation = mean("gear/weight/deviation")  # of weights from 1
+    largest = [cast(float, row["gear/weight/max"]) for row in history if "gear/weight/max" in row]
     if mean("gear/fallbacks") and deviation is None:
         said += "Every completion kept its GRPO advantage (gear/fallback/* says why): this was GRPO. "
-    elif deviation is not None and deviation < 1e-4:
+    elif deviation is not None and deviation < 1e-4 and max(largest) < 1.0005:
         said += "Every weight was 1: this was GRPO. "
     informed = mean("gear/teacher/informed")
     if informed is not None and informed < 0.6:

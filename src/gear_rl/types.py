@@ -33,12 +33,12 @@ class Signal:
 
 
 def is_per_row(name: str) -> bool:
-    """Whether a signal has one entry (or one row of another width) per completion instead of one per token.
+    """Whether a signal has one entry per completion instead of one per token.
 
     >>> is_per_row("rewards_BR"), is_per_row("divergence")
     (True, False)
     """
-    return name.rpartition("_")[2] in ("B", "BR", "BN")
+    return name.rpartition("_")[2] in ("B", "BR")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)

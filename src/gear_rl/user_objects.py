@@ -32,7 +32,7 @@ def import_object(path: str, where: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and not f"{module_name}.".startswith(f"{error.name}."):
             raise InputError(
-                f"{where}: {module_name!r} imports {error.name!r}, which is not installed"
+                f"{where}: {module_name!r} imports {error.name!r}, which cannot be found"
             ) from None
         raise InputError(
             f"{where}: cannot import {module_name!r} ({error}); check the name and the folder"

@@ -10,6 +10,7 @@ import torch
 from engines.probing import Probe
 from gear_rl import CreditConfig, Gear, LocalEngine, make_teacher, token_advantages
 from gear_rl.arena import model as arena
+from gear_rl.errors import warn_once
 from gear_rl.methods import AntiSd, Cast, Gigpo, MtGrpo, Opsd, Raft, StepScores, Uniform
 
 FILE = Path(__file__).parents[2] / "examples" / "loop.py"
@@ -84,8 +85,6 @@ def test_a_result_has_the_signals_and_tells_which_completions_are_the_methods_ow
         (Gear(), {"config": live_with(privileged_sources=["function"])}, "put what it returns into a column"),
         (Gear(), {"config": live_with(teacher_contrast="shufled")}, "teacher_contrast: no row has 'shufled'"),
         (Gear(), {"config": live_with(privileged_column="solutoin")}, "privileged_column: no row has 'soluto"),
-        (Gear(), {"config": LIVE, "rows": [{"prompt": "1 + 1", "soluton": "2"}] * 2},
-         "rows: none has what the teacher of 'gear' is shown; give a column privileged_context, solution"),
         (Gear(), {"config": live_with(privileged_sources=["feedback"]), "logged": {"feedback": ["no", "ok"]}},
          "rewards: 'gear' shows the teacher feedback on failures; give rewards"),
     ],
@@ -93,6 +92,14 @@ def test_a_result_has_the_signals_and_tells_which_completions_are_the_methods_ow
 def test_what_would_give_another_credit_is_refused(method, given, message):
     with pytest.raises(ValueError, match=message):
         credited(method, **given)
+
+
+def test_a_misspelt_column_is_told(caplog):
+    warn_once.cache_clear()
+    credited(Gear(), LIVE, rows=[ROW, {"prompt": PROMPT}])
+    assert not caplog.text
+    credited(Gear(), LIVE, rows=[{"prompt": PROMPT, "soluton": "17"}] * 2)
+    assert "rows: none of a batch has what the teacher of 'gear' is shown, so this is GRPO" in caplog.text
 
 
 def test_advantages_in_half_precision_are_read_in_full():

@@ -117,10 +117,17 @@ def test_a_tool_that_cannot_be_shown_is_not_taken_for_the_prompts_fault():
     def helper(x: int) -> int:
         return x
 
-    with (
-        pytest.raises(
-            ValueError, match=r"^tools: .* helper because it has no docstring! Every public method"
-        ),
-        naming_refused([1], lambda _: get_json_schema(helper)),
+    def untyped(x):
+        """Help.
+
+        Args:
+            x: A number.
+        """
+
+    for tool, fault in (
+        (helper, "helper because it has no docstring"),
+        (untyped, "missing a type hint in func"),
     ):
-        get_json_schema(helper)
+        refusing = naming_refused([1], lambda _, tool=tool: get_json_schema(tool))
+        with pytest.raises(ValueError, match=rf"^tools: .*{fault}.*\. A tool, as every"), refusing:
+            get_json_schema(tool)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 
 from benchmarks import sums
@@ -43,6 +44,10 @@ def generated(part, count):
     yield {"prompt": "b", "meta": {"id": 2, "x": "y"}}
 
 
+def with_arrays(part, count):
+    return [{"prompt": "a"}, {"prompt": "b", "answer": np.int64(3), "cells": np.zeros(2)}]
+
+
 def mistaken(part, count):
     return [{"prompt": "a"}["promt"]]
 
@@ -52,6 +57,7 @@ def test_a_function_may_yield_rows_whose_values_stay_and_its_mistakes_are_named(
         {"id": 1},
         {"id": 2, "x": "y"},
     ]
+    assert load_rows("data.test_rows:with_arrays", chat=False)[1]["cells"] == [0.0, 0.0]
     for name, message in (
         ("data.test_rows:mistaken", "^dataset: data.test_rows:mistaken fails: .*promt"),
         ("data.test_rows:text", "^dataset: data.test_rows:text fails: "),

@@ -70,17 +70,15 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(tiny_model, tmp_pat
         assert same(weights(resumed), whole), step
 
 
-def test_a_stream_is_resumed_until_its_end(tiny_model, tmp_path, caplog):
+@pytest.mark.parametrize(("steps", "resumed", "warned"), [(5, 2, False), (5, 4, True), (2, 2, False)])
+def test_a_stream_is_resumed_until_its_end(tiny_model, tmp_path, caplog, steps, resumed, warned):
     """Behind it transformers does not find the place, so the rows are others, and a warning says so."""
-    stream = {**SAVING, "rows": tiny.rows(6).to_iterable_dataset(), "max_steps": 5}
-    for step, warned in ((2, False), (4, True)):
-        folder = tmp_path / "whole"
-        if step == 2:
-            trainer_of(folder, tiny_model, None, cls=DurableTrainer, **stream).train()
-        trainer = trainer_of(tmp_path / str(step), tiny_model, None, cls=DurableTrainer, **stream)
-        caplog.clear()
-        trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
-        assert ("the stream was read to its end" in caplog.text) == warned, step
+    stream = {**SAVING, "rows": tiny.rows(6).to_iterable_dataset()}  # of three steps
+    stream |= {"cls": DurableTrainer}
+    trainer_of(tmp_path, tiny_model, None, **stream | {"max_steps": steps}).train()
+    trainer = trainer_of(tmp_path / "on", tiny_model, None, **stream | {"max_steps": 5})
+    trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{resumed}"))
+    assert ("the stream was read to its end" in caplog.text) == warned
 
 
 # --- whole before it counts ----------------------------------------------------------------------------------

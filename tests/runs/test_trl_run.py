@@ -120,7 +120,7 @@ def test_records_without_a_checkpoint_are_kept_and_the_run_begins_anew(used):
 def test_a_folder_with_a_file_that_a_run_writes_is_refused(used):
     folder, call = used
     (folder / "README.md").write_text("mine")
-    one_line(call("--output_dir", "."), "output_dir: . holds README.md, which a run writes too")
+    one_line(call("--output_dir", "."), "output_dir: . holds README.md, which a run may replace")
     assert (folder / "README.md").read_text() == "mine"
 
 

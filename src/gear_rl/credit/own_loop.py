@@ -19,6 +19,7 @@ from gear_rl.credit.plan import CreditResult
 from gear_rl.credit.prompts import naming_refused
 from gear_rl.credit.step import step
 from gear_rl.engine import ForwardRequest, OneProcess, messages_of
+from gear_rl.errors import warn_once
 from gear_rl.model.forwards import max_positions, unwrap_model
 from gear_rl.model.served import ServedTeacher
 from gear_rl.model.teacher import Teacher
@@ -229,9 +230,9 @@ def _check(rollouts: RolloutBatch, method: CreditAssigner, engine: LocalEngine, 
             raise ValueError(f"{setting}: no row has {column!r}; give a column of the rows")
     known = {*PRIVILEGED_COLUMNS, "reward_model", config.privileged_column}
     if sources - {contrast, "environment"} == {"row"} and not any(map(known.intersection, rollouts.rows)):
-        raise ValueError(
-            f"rows: none has what the teacher of {method.name!r} is shown; give a column "
-            f"{', '.join(PRIVILEGED_COLUMNS)}, or another as privileged_column"
+        warn_once(
+            f"rows: none of a batch has what the teacher of {method.name!r} is shown, so this is GRPO; give a "
+            f"column {', '.join(PRIVILEGED_COLUMNS)}, or another as privileged_column"
         )
     if engine.reference is None and "reference_logprob" in names:
         raise ValueError(

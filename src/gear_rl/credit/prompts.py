@@ -9,6 +9,8 @@ from gear_rl.credit.control_tokens import control_pattern
 from gear_rl.environments import texts_of
 
 _CONTENT = "THE CONTENT OF A MESSAGE"
+_TOOL_FAULTS = ("DocstringParsingException", "TypeHintParsingException")
+"""What transformers raises where it cannot show a tool to the template."""
 
 
 @contextmanager
@@ -27,10 +29,10 @@ def naming_refused(
                 render(prompt)
             except Exception as error:
                 rule = str(error).partition("\n")[0]
-                if "JSON schema" in rule:  # of a tool, which transformers makes for the template
+                if type(error).__name__ in _TOOL_FAULTS:
                     raise ValueError(
-                        f"tools: {rule} Every public method of an environment is a tool: give it types and a "
-                        "docstring with its arguments, or a name that begins with _"
+                        f"tools: {rule.rstrip('.!')}. A tool, as every public method of an environment is, needs "
+                        "types and a docstring with its arguments; begin the name of another method with _"
                     ) from None
                 raise ValueError(
                     f"prompt: the model's chat template refuses {name} {number}, {_excerpt(prompt)} ({rule}); "

@@ -236,6 +236,8 @@ def _generated_rows(name: str, train: bool, limit: int | None) -> Any:
 
 def _rows_of_function(name: str, part: str, count: int) -> Any:
     """The rows that the user's function makes, with the values as they are."""
+    from datasets import Dataset
+
     from gear_rl.data.columns import make_dataset
 
     function = import_object(name, "dataset")
@@ -247,7 +249,10 @@ def _rows_of_function(name: str, part: str, count: int) -> Any:
     if odd:
         raise InputError(f"dataset: {name} gave {odd[0]!r:.60}; return a list of rows, each a dict")
     columns = dict.fromkeys(key for row in made for key in row)
-    return make_dataset({key: [row.get(key) for row in made] for key in columns}, name)
+    try:
+        return make_dataset({key: [row.get(key) for row in made] for key in columns}, name)
+    except TypeError:  # arrays and images, which are no JSON
+        return Dataset.from_list([{key: row.get(key) for key in columns} for row in made])
 
 
 @lru_cache(maxsize=4)

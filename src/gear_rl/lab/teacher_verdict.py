@@ -107,9 +107,8 @@ def sentences(found: Verdict) -> list[str]:
             f"in {_percent(found.knows)} of the pairs of a right and a wrong completion the right one gains more "
             f"from its own context ({found.knows.prompts} prompts have both{weak})"
         )
-    if found.word == "not informed" and (
-        found.reads.interval is None or found.reads.interval.high >= CLEARLY
-    ):
+    few = found.reads.interval is None or found.reads.interval.high >= CLEARLY
+    if found.word == "not informed" and few and found.knows.prompts < DECIDING_PROMPTS:
         lines.append(f"{found.reads.prompts} prompts are too few to tell; give more (--n)")
     elif found.word != "informed":
         lines.append(

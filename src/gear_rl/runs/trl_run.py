@@ -211,11 +211,6 @@ def check_folder(config: RunConfig, source: Path | None, overwrite: bool) -> str
         if folder.records is not None:
             check_output(folder.records, inputs, "record_file")
         folder.check_records()
-    own = [name for name in ("README.md", "config.json") if (folder.path / name).exists()]
-    if own and folder.run is None and not overwrite:
-        raise InputError(
-            f"output_dir: {folder.path} holds {own[0]}, which a run writes too; give a folder of its own"
-        )
     leftovers = folder.leftovers()
     records_only = leftovers == [str(folder.records)]  # a run that was ended early; they are kept
     if leftovers and not records_only and resume is None and not overwrite:
@@ -223,6 +218,12 @@ def check_folder(config: RunConfig, source: Path | None, overwrite: bool) -> str
         raise InputError(
             f"output_dir: {folder.path} holds a run already ({', '.join(leftovers)}); {go_on}delete it and begin "
             "anew by --overwrite, or give another output_dir"
+        )
+    own = [name for name in ("README.md", "config.json") if (folder.path / name).exists()]
+    if own and folder.run is None and not overwrite:
+        raise InputError(
+            f"output_dir: {folder.path} holds {' and '.join(own)}, which a run may replace; give a folder of its "
+            "own, or --overwrite"
         )
     return resume
 
@@ -305,13 +306,17 @@ def _pretrained_model(config: RunConfig) -> tuple[Any, Any, dict[str, Any]]:
     from gear_rl.engines.models import load_causal_lm, load_tokenizer
 
     use_few_threads(pretrained=True)
-    name, options = resolve_model(config.model), _settings(config).get("model_init_kwargs") or {}
+    name, settings = resolve_model(config.model), _settings(config)
+    options = settings.get("model_init_kwargs") or {}
     if not is_adapter(name):
         from transformers import AutoConfig
 
         loader: Any = AutoConfig
+        found = {"trust_remote_code": bool(settings.get("trust_remote_code"))}
+        if not isinstance(options, str):  # TRL reads JSON too
+            found |= {key: options[key] for key in _OF_HUB if key in options}
         with input_errors(f"model: {config.model}: "):
-            loader.from_pretrained(name, **{key: options[key] for key in _OF_HUB if key in options})
+            loader.from_pretrained(name, **found)
         return name, None, {}
     if config.lora is not None:
         raise InputError(

@@ -222,9 +222,7 @@ class Checkpoints:
                 return self.folder.begin(), None, True
             path, manifest = self._chosen(resume)
             changed = self._changed(path, manifest, configuration)
-            # Who goes back leaves this run's later checkpoints, which must not count as newer than the next ones.
-            own = (other for other in checkpoints_in(self.folder.path) if _is_of(other, manifest.run))
-            goes_back = resume not in (True, "latest") and next(own, path).resolve() != path.resolve()
+            goes_back = self._goes_back(path, manifest) if resume not in (True, "latest") else False
             run = None if changed or goes_back else manifest.run
             return self.folder.begin(run), str(path), not changed
 
@@ -232,6 +230,16 @@ class Checkpoints:
         self.configuration = configuration
         self.run, self.last, self.same = self._on_main(choose)
         return self.last
+
+    def _goes_back(self, path: Path, manifest: Manifest) -> bool:
+        """Whether the folder has later checkpoints of the run: they must not count as newer than the next."""
+        inside = path.resolve().parent == self.folder.path.resolve()
+        newest = newest_whole(self.folder.path, manifest.run)[0] if inside else path
+        if newest.resolve() == path.resolve():
+            return False
+        message = "resume_from_checkpoint: %s is older than %s, so this is a new run; the later ones stay"
+        logger.warning(message, path, newest.name)
+        return True
 
     def _prepare_new_run(self) -> None:
         """Refuse a folder with checkpoints, which a new run would replace in part; keep old records."""

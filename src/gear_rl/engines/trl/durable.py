@@ -181,6 +181,7 @@ class DurableTrainer(Evaluating):
         with self.checkpoints.writing():
             checkpoint = self.checkpoints.begin(resume_from_checkpoint, self.configuration())
             self.run_state = {}
+            self.checkpoints.limit = self.args.save_total_limit
             self.args.save_total_limit = None  # transformers would delete a user's copies too
             try:
                 return super().train(checkpoint, *more, **options)
@@ -240,7 +241,7 @@ class DurableTrainer(Evaluating):
     def _init_training_state(self, max_steps: int, *more: Any, **named: Any) -> tuple[int, int]:
         epochs, steps = super()._init_training_state(max_steps, *more, **named)
         skip_epochs(self._sampler, epochs)
-        if not hasattr(self.train_dataset, "__len__") and (self.state.epoch or 0.0) >= 1.0:
+        if not hasattr(self.train_dataset, "__len__") and (self.state.epoch or 0.0) > 1.0:
             logger.warning(
                 "resume_from_checkpoint: the stream was read to its end before, and transformers does not find "
                 "its place in a later pass, so other rows follow than without the interruption"

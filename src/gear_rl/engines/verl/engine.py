@@ -64,7 +64,10 @@ def rows_of_request(request: ForwardRequest, places: Sequence[int]) -> list[Row]
             rows.append(Row(mask=nothing, teachers=[nothing] * len(request.teachers), inputs=inputs))
             continue
         length = int(request.completions.attention[b].sum())
-        inputs = {n: x[b] if is_per_row(n) else x[b, :length] for n, x in request.inputs.items()}
+        whole = {
+            n for n in request.inputs if is_per_row(n) or n.endswith("_BN")
+        }  # not as wide as completions
+        inputs = {n: x[b] if n in whole else x[b, :length] for n, x in request.inputs.items()}
         rows.append(
             Row(  # copies: a pickled view would carry the whole batch along
                 mask=request.completions.mask[b, :length].cpu().clone(),
