@@ -125,9 +125,8 @@ def build_method(credit: Any, where: str = "credit") -> CreditAssigner:
     elif settings:
         raise InputError(f"{where}: {name} is no dataclass, so it takes no settings: {settings}")
     if isinstance(method, type) or not isinstance(method, CreditAssigner):
-        lacks = ", ".join(
-            part for part in ("name", "source", "needs", "__call__") if not hasattr(method, part)
-        )
+        parts, made = ("name", "source", "needs", "__call__"), cast(Any, method)
+        lacks = ", ".join(part for part in parts if not hasattr(made, part))
         lacks = "the decorator dataclass" if isinstance(method, type) else lacks
         raise InputError(f"{where}: {name} is no method, since it lacks {lacks} (docs/your-method.md)")
     return method

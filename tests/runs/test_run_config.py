@@ -80,6 +80,7 @@ def test_a_broken_file_or_a_value_that_would_become_another_is_named(tmp_path, t
         ("GEAR", "credit: no method 'GEAR'; did you mean gear"),
         ({"name": "raft", "top": 1}, "credit.top: no such setting of 'raft'; it has none"),
         ({"name": "gear", "alpha": -1}, "credit.alpha: -1; give a number of 0 or more"),
+        ("math:sqrt", "credit: math:sqrt is no method, since it lacks name, source, needs "),
         ({"name": "shuffled", "of": ["gear"]}, r"credit.of: \['gear'\] is no method; give a name"),
         ({"name": "random_onsets", "of": "rlsd"}, r"credit.of: Rlsd\(.*; give gear"),
         ({"alpha": 1}, "credit.name: missing"),
