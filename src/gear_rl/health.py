@@ -92,9 +92,7 @@ def conclusion(history: Sequence[Mapping[str, Any]]) -> str:
     failed = mean("tools/failure_frequency") or 0.0
     if failed >= 0.3:
         counted = {key for row in history for key, count in row.items() if "gear/tools/" in key and count}
-        kinds = sorted(
-            {key.rpartition("/")[2] for key in counted} - {"cut", "control"}
-        )  # these are no failures
+        kinds = sorted({key.rpartition("/")[2] for key in counted} - {"cut", "control"})  # no failures
         which = f" ({', '.join(kinds)})" if kinds else ""
         said += f"{failed:.0%} of tool calls failed{which}. "
     cut, even = mean("completions/clipped_ratio") or 0.0, mean("frac_reward_zero_std") or 0.0

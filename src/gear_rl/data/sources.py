@@ -177,9 +177,12 @@ def _text_files(paths: list[Path]) -> Any:
     """The rows of JSON or CSV files with the columns of all; ``InputError`` for a column of several kinds."""
     from gear_rl.data.columns import make_dataset
 
-    rows = [row for path in paths for _, row in read_text(path)]
+    return make_dataset(_columns_of([row for path in paths for _, row in read_text(path)]), str(paths[0]))
+
+
+def _columns_of(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     names = dict.fromkeys(key for row in rows for key in row)  # the first row need not have all
-    return make_dataset({name: [row.get(name) for row in rows] for name in names}, str(paths[0]))
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def check_exists(name: str) -> None:
@@ -248,11 +251,11 @@ def _rows_of_function(name: str, part: str, count: int) -> Any:
     odd = [row for row in made if not isinstance(row, dict)]
     if odd:
         raise InputError(f"dataset: {name} gave {odd[0]!r:.60}; return a list of rows, each a dict")
-    columns = dict.fromkeys(key for row in made for key in row)
+    columns = _columns_of(made)
     try:
-        return make_dataset({key: [row.get(key) for row in made] for key in columns}, name)
+        return make_dataset(columns, name)
     except TypeError:  # arrays and images, which are no JSON
-        return Dataset.from_list([{key: row.get(key) for key in columns} for row in made])
+        return Dataset.from_dict(columns)
 
 
 @lru_cache(maxsize=4)

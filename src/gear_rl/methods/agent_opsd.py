@@ -23,8 +23,8 @@ class AgentOpsd:
     ``sign(A) (b_k - b_(k-1))`` over the completion's turns,
     ``A_k = A (1 - strength + strength clip(1 + width z_k, 1 - width, 1 + width))``.
 
-    From the released pseudocode; the deviation and ``epsilon`` are our reading. One turn keeps its GRPO
-    advantage. The turn is the segment.
+    From the released pseudocode; deviation and ``epsilon`` are our reading. One turn keeps its GRPO advantage.
+    The turn is the segment.
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, True, False, True]]),  # two turns, and an answer between

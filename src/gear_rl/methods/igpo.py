@@ -30,15 +30,14 @@ Compare = Literal["returns", "igpo"]
 class Igpo:
     """A turn is credited with what it and later turns add to the student's confidence in the true answer.
 
-    Information gain-based policy optimisation (arXiv:2510.14967). ``P_k`` is the confidence before turn
-    k; a turn's reward is ``r_k = P_{k+1} - P_k``, the last turn's the completion's reward. ``A_k`` is
-    ``G_k = sum_{l >= k} discount^(l - k) r_l`` less the mean of the group's ``G`` at turns of the same number,
-    and 0 where no other has such a turn. The turn is the segment.
+    IGPO (arXiv:2510.14967). With ``P_k`` the confidence before turn k, ``r_k = P_{k+1} - P_k``; the last turn
+    has the completion's reward. ``A_k`` is ``G_k = sum_{l >= k} discount^(l - k) r_l`` less the mean of the
+    group's ``G`` at turns k; 0 where no other has one. The turn is the segment.
     **Additive**: nothing of the advantage is left at ``strength=1``.
 
-    The true answer is the row's privileged context: set ``privileged_column: answer`` where rows have worked
-    solutions too. The default is ours: releases compare tokens of one index (``baseline="token"``), or rewards
-    before the sum (``Igpo(compare="igpo", baseline="group", scale=True)``).
+    The answer is the privileged context: set ``privileged_column: answer`` beside worked solutions. The default
+    is ours: releases compare tokens of one index (``baseline="token"``), or rewards before the sum
+    (``compare="igpo", baseline="group", scale=True``).
 
     >>> signals = TokenSignals(
     ...     mask=torch.tensor([[True, False, True], [True, False, True]]),

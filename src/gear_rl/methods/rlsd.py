@@ -21,9 +21,9 @@ class Rlsd:
     Self-Distilled RLVR (arXiv:2604.03128): ``A_t = A ((1 - strength) + strength clip(w))``, with ``w =
     exp(sign(A) (teacher_logprob - student_logprob))``. The sign never flips; the mean weight is not 1.
 
-    The paper's strength falls over 50 steps, the released script's over 60. The script
-    reads the current policy, we read that of the rollout. CEPO (arXiv:2605.19436) is ``Rlsd(clip_width=0.5,
-    decay_steps=25)`` with ``teacher_contrast: sibling``.
+    The paper's strength falls over 50 steps, the released script's over 60. The script reads the current
+    policy, we read that of the rollout. CEPO (arXiv:2605.19436) is ``Rlsd(clip_width=0.5, decay_steps=25)``
+    with ``teacher_contrast: sibling``.
 
     >>> signals = TokenSignals(
     ...     mask=torch.ones(1, 3, dtype=torch.bool),

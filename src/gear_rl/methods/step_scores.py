@@ -29,12 +29,11 @@ class StepScores:
     """Scores of steps, from a reward function, an environment or a process reward model.
 
     ``use="rewards"``, ours, **additive**: ``A_t = A + strength (G_k - mean) / std``, with
-    ``G_k = sum_{l >= k} discount^(l - k) r_l`` the return from step k on, the mean over the group's steps k, and
-    the deviation of summed scores. ``G_k - mean`` is at most the root of the group's summed squared deviations
-    of sums, so equal sums give 0. ``use="process_supervision"`` (arXiv:2402.03300, 4.1.3): ``r`` is normalised
-    over the group's steps, then summed. ``use="weights"``, ours, for scores from 0 to 1:
-    ``A_t = A (1 + strength (w_k - 1))``, with ``w`` the score where ``A > 0``, else 1 minus it, over its mean.
-    A token outside every step keeps ``A``. The step is the segment. Turns may have ``turn_rewards`` instead.
+    ``G_k = sum_{l >= k} discount^(l - k) r_l``, the mean over the group's steps k, the deviation of summed
+    scores; ``G_k - mean`` is at most the root of their summed squares, so equal sums give 0.
+    ``use="process_supervision"`` (arXiv:2402.03300, 4.1.3): ``r`` is normalised over the group's steps, then
+    summed. ``use="weights"``, ours, scores in [0, 1]: ``A_t = A (1 + strength (w_k - 1))``, ``w`` the score
+    if ``A > 0``, else 1 less it, over its mean. Tokens outside steps keep ``A``. The step is the segment.
 
     >>> signals = TokenSignals(mask=torch.ones(2, 4, dtype=torch.bool),
     ...     step_id=torch.tensor([[0, 0, 1, 1]] * 2), step_score=torch.tensor([[0.75, 0.75, 0.25, 0.25]] * 2))

@@ -222,7 +222,7 @@ class Checkpoints:
                 return self.folder.begin(), None, True
             path, manifest = self._chosen(resume)
             changed = self._changed(path, manifest, configuration)
-            goes_back = self._goes_back(path, manifest) if resume not in (True, "latest") else False
+            goes_back = resume not in (True, "latest") and self._goes_back(path, manifest)
             run = None if changed or goes_back else manifest.run
             return self.folder.begin(run), str(path), not changed
 
